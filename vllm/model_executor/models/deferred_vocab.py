@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""Placeholders for the vocabulary modules a draft takes over from its target.
+
+A draft that drafts with the target's `embed_tokens` and `lm_head` has no use for
+tables of its own. It builds a placeholder in their stead, and the proposer puts the
+target's module in its place once the draft has loaded.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from vllm.distributed.parallel_state import GroupCoordinator
+from vllm.logger import init_logger
+
+logger = init_logger(__name__)
+
+REMEDY = (
+    "It takes a proposer that attaches the target's modules, and a target that has them."
+)
+
+
+class _UnattachedMethod:
+    """Quantization method of a placeholder: may be looked at, but not used.
+
+    It is an object, and no property that raises, because the loaders ask every module
+    for its `quant_method` before anything is attached.
+    """
+
+    def __init__(self, message: str) -> None:
+        self.message = message
+
+    def apply(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        raise RuntimeError(self.message)
+
+    embedding = apply
+
+
+class DeferredVocabModule(nn.Module):
+    """A vocabulary module without parameters or buffers.
+
+    Checkpoint tensors meant for it are dropped. Using it raises `RuntimeError`; asking
+    for an attribute it doesn't have raises `AttributeError`, so that `hasattr` works.
+
+    Args:
+        args: Ignored: what the module it stands for takes.
+        prefix: Full name of the module in the draft, for messages.
+        kwargs: Ignored, like `args`.
+
+    """
+
+    def __init__(self, *args: Any, prefix: str = "", **kwargs: Any) -> None:
+        super().__init__()
+        self.message = (
+            f"{prefix or 'The vocabulary module'} ({type(self).__name__}) was used "
+            f"before the target's module was attached in its place. {REMEDY}"
+        )
+        self.quant_method = _UnattachedMethod(self.message)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            raise AttributeError(f"{error}: {self.__dict__.get('message')}") from None
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        raise RuntimeError(self.message)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        for _ in weights:
+            pass
+        return set()
+
+
+class DeferredVocabEmbedding(DeferredVocabModule):
+    """Stands for a `VocabParallelEmbedding` until the target's is attached."""
+
+
+class DeferredLMHead(DeferredVocabModule):
+    """Stands for a `ParallelLMHead` until the target's is attached."""
+
+    @property
+    def tp_size(self) -> int:
+        # LogitsProcessor.get_top_tokens reads this before anything else.
+        raise RuntimeError(self.message)
+
+    def tie_weights(self, embed_tokens: nn.Module) -> "DeferredLMHead":
+        return self
+
+
+def _defers(pp_group: GroupCoordinator) -> bool:
+    # With more stages the proposer leaves the draft's embedding alone.
+    return pp_group.world_size == 1
+
+
+def maybe_defer_embedding(
+    embedding_class: type[nn.Module], pp_group: GroupCoordinator
+) -> type[nn.Module]:
+    """Return the class to build a draft's vocabulary embedding from.
+
+    Args:
+        embedding_class: What the draft uses where it needs a table of its own.
+        pp_group: The pipeline-parallel group, from the draft's own module.
+
+    """
+    return DeferredVocabEmbedding if _defers(pp_group) else embedding_class
+
+
+def maybe_defer_lm_head(
+    head_class: type[nn.Module], pp_group: GroupCoordinator
+) -> type[nn.Module]:
+    """Return the class to build a draft's LM head from.
+
+    Args:
+        head_class: What the draft uses where it needs a head of its own.
+        pp_group: The pipeline-parallel group, from the draft's own module.
+
+    """
+    return DeferredLMHead if _defers(pp_group) else head_class
+
+
+def deferred_modules(model: nn.Module) -> list[str]:
+    """Return the names of the placeholders in a draft."""
+    return [
+        name
+        for name, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, DeferredVocabModule)
+    ]
+
+
+def is_deferred(model: nn.Module, name: str) -> bool:
+    """Return whether the vocabulary module of this name is a placeholder.
+
+    Args:
+        model: The draft.
+        name: Attribute name of the module, e.g. `embed_tokens`.
+
+    """
+    return any(path.rpartition(".")[2] == name for path in deferred_modules(model))
+
+
+def check_attached(model: nn.Module, deferred: Sequence[str]) -> None:
+    """Check that the proposer attached a module in place of every placeholder.
+
+    Args:
+        model: The draft, after the proposer shared the target's modules with it.
+        deferred: What `deferred_modules` returned before that.
+
+    Raises:
+        RuntimeError: A placeholder is left: the draft could not serve.
+
+    """
+    draft = type(model).__name__
+    left = deferred_modules(model)
+    if left:
+        raise RuntimeError(
+            f"{draft}: {', '.join(left)} was left unallocated for the target's module "
+            f"to be attached in its place, and none was attached. {REMEDY}"
+        )
+    saved = {
+        name: sum(p.nbytes for p in model.get_submodule(name).parameters()) / 2**20
+        for name in deferred
+    }
+    if saved:
+        logger.info(
+            "%s: %.1f MiB not allocated on this rank (%s); the target's modules are "
+            "attached.",
+            draft,
+            sum(saved.values()),
+            ", ".join(f"{name} {mib:.1f} MiB" for name, mib in saved.items()),
+        )

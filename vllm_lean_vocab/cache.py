@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps plans on disk, so that LibCST runs once per machine and vLLM version.
+
+A plan lies in a folder named after everything it was made from. It is written beside
+its place and moved there in one step; what is read is checked against the manifest's
+hashes, and folders and files that another user could have written are not used. The
+patched sources are real files, so that tracebacks show the code that runs.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from vllm_lean_vocab.plan import Plan, Status
+
+MANIFEST = "manifest.json"
+
+
+class Untrusted(Exception):
+    """A cached file or folder is damaged, or another user could have written it."""
+
+
+def key_of(parts: Iterable[tuple[str, bytes | None]]) -> str:
+    """Return a name for what is made from the parts.
+
+    Args:
+        parts: Name and content of each; None where it doesn't exist.
+
+    """
+    digest = hashlib.sha256()
+    for name, content in parts:
+        for part in (name.encode(), content if content is not None else b"\0absent"):
+            digest.update(len(part).to_bytes(8, "big"))
+            digest.update(part)
+    return digest.hexdigest()[:32]
+
+
+def cached_plan(root: Path, key: str, make: Callable[[], Plan]) -> tuple[Plan, Path]:
+    """Return the plan of this key, made and kept if it isn't there yet.
+
+    A damaged entry is made anew. Several processes may do this at once.
+
+    Args:
+        root: The cache folder; created if need be.
+        key: What `key_of` returned.
+        make: Makes the plan.
+
+    Returns:
+        The plan, and the folder that holds its files.
+
+    Raises:
+        OSError: The cache can't be written.
+        Untrusted: What lies there belongs to another user, or can't be replaced.
+
+    """
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_owner(os.lstat(root), root, stat.S_ISDIR)
+    folder = root / key
+    if os.path.lexists(folder):
+        try:
+            return _read(folder), folder
+        except (OSError, ValueError, KeyError, TypeError, Untrusted):
+            _discard(folder)
+    _write(root, folder, make())
+    return _read(folder), folder
+
+
+def _read(folder: Path) -> Plan:
+    _check_owner(os.lstat(folder), folder, stat.S_ISDIR)
+    manifest = json.loads(_read_file(folder / MANIFEST))
+    files: dict[str, str] = {}
+    for path, digest in manifest["files"].items():
+        content = _read_file(folder / path)
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise Untrusted(f"{folder / path}: not what was written there")
+        files[path] = content.decode("utf-8")
+    return Plan(tuple(Status(*status) for status in manifest["statuses"]), files)
+
+
+def _read_file(path: Path) -> bytes:
+    # Checked and read through one descriptor: it can't be exchanged in between.
+    with open(path, "rb", opener=_open_without_links) as file:
+        _check_owner(os.fstat(file.fileno()), path, stat.S_ISREG)
+        return file.read()
+
+
+def _open_without_links(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW)
+
+
+def _check_owner(
+    status: os.stat_result, path: Path, has_kind: Callable[[int], bool]
+) -> None:
+    if not has_kind(status.st_mode):
+        raise Untrusted(f"{path}: not a plain file or folder")
+    if status.st_uid != os.geteuid():
+        raise Untrusted(f"{path}: belongs to another user (uid {status.st_uid})")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise Untrusted(f"{path}: others may write to it (chmod go-w)")
+
+
+def _write(root: Path, folder: Path, plan: Plan) -> None:
+    aside = root / f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}"
+    aside.mkdir(mode=0o700)
+    try:
+        for path, text in plan.files.items():
+            _write_file(aside, path, text.encode("utf-8"))
+        # Last: a folder without it is not an entry.
+        _write_file(aside, MANIFEST, _manifest_of(plan))
+        try:
+            aside.rename(folder)
+        except OSError:
+            # Another process was first; what it wrote is checked when it is read.
+            if not folder.is_dir():
+                raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _write_file(folder: Path, path: str, content: bytes) -> None:
+    file_path = folder / path
+    file_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(file_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(content)
+
+
+def _manifest_of(plan: Plan) -> bytes:
+    files: Mapping[str, str] = {
+        path: hashlib.sha256(text.encode("utf-8")).hexdigest()
+        for path, text in plan.files.items()
+    }
+    statuses = [[s.id, s.state, s.reason] for s in plan.statuses]
+    return json.dumps({"statuses": statuses, "files": files}, indent=1).encode()
+
+
+def _discard(folder: Path) -> None:
+    aside = folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        folder.rename(aside)
+    except FileNotFoundError:  # another process was first
+        return
+    if aside.is_symlink() or not aside.is_dir():
+        aside.unlink()
+    else:
+        shutil.rmtree(aside, ignore_errors=True)

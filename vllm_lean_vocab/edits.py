@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pull request is made of. How edits are carried out stands in `rewrite`.
+
+Places are addressed by structure: `where` is the dotted name of a class or function in
+the file, and a place within it is given as Python code that must match there exactly
+once, layout and comments aside. In such a pattern `...` stands for any expression, and
+as the only argument of a call for any arguments.
+
+Importing this module or a pull request does not import LibCST.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+class Refused(Exception):
+    """An edit does not match exactly one place; says file, place and what was found."""
+
+
+@dataclass(frozen=True)
+class Insert:
+    """Inserts statements before or after one statement, or imports at the top.
+
+    Attributes:
+        where: Class or function, e.g. `SpecDecodeBaseProposer.load_model`; empty for
+            the top of the file: then `code` is one import statement.
+        code: The statements.
+        before: Pattern of the statement that they are to precede.
+        after: Pattern of the statement that they are to follow.
+
+    """
+
+    where: str
+    code: str
+    before: str = ""
+    after: str = ""
+
+
+@dataclass(frozen=True)
+class Replace:
+    """Replaces one expression within one statement or expression.
+
+    Attributes:
+        where: Class or function that holds it.
+        within: Pattern of the statement or expression around it.
+        old: Pattern of the expression.
+        new: The expression that takes its place.
+
+    """
+
+    where: str
+    within: str
+    old: str
+    new: str
+
+
+Edit = Insert | Replace
+
+
+@dataclass(frozen=True, init=False)
+class In:
+    """Edits to one of vLLM's files, carried out in order.
+
+    Attributes:
+        path: The file, from the root of vLLM's repository.
+        edits: What to change in it.
+
+    """
+
+    path: str
+    edits: tuple[Edit, ...]
+
+    def __init__(self, path: str, *edits: Edit) -> None:
+        object.__setattr__(self, "path", path)
+        object.__setattr__(self, "edits", edits)
+
+
+@dataclass(frozen=True)
+class Has:
+    """A statement by which a vLLM shows that it has a pull request's change already.
+
+    Attributes:
+        path: The file, from the root of vLLM's repository.
+        where: Class or function.
+        statement: Pattern of the statement.
+
+    """
+
+    path: str
+    where: str
+    statement: str
+
+
+@dataclass(frozen=True)
+class PullRequest:
+    """One pull request.
+
+    Attributes:
+        id: Its name here, in `VLLM_LEAN_VOCAB` and on the command line.
+        title: Title for upstream.
+        edits: Edits to files that vLLM has.
+        new_files: Files that are new to vLLM, as they stand in this repository.
+        tests: Test files that go upstream with it, as they stand in this repository.
+        builds_on: Ids of earlier pull requests that it needs.
+        upstream_if: Any of these in vLLM's own source: it has the change in another
+            shape. The same shape is recognised without being told.
+
+    """
+
+    id: str
+    title: str
+    edits: Sequence[In]
+    new_files: Sequence[str] = ()
+    tests: Sequence[str] = ()
+    builds_on: Sequence[str] = ()
+    upstream_if: Sequence[Has] = field(default=())

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decides which pull requests apply to a vLLM, and what its files become."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from vllm_lean_vocab.edits import PullRequest, Refused
+
+State = Literal["applies", "upstream", "conflict"]
+
+_HERE = Path(__file__).resolve().parent
+# An installed package carries vLLM's new files as data; a checkout has them beside it.
+_REPOSITORY = _HERE / "repository"
+if not _REPOSITORY.is_dir():
+    _REPOSITORY = _HERE.parent
+
+
+@dataclass(frozen=True)
+class Status:
+    """What became of one pull request.
+
+    Attributes:
+        id: The pull request.
+        state: `applies`, `upstream` (this vLLM has it already) or `conflict`.
+        reason: Why, for a conflict; else empty.
+
+    """
+
+    id: str
+    state: State
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The outcome for one vLLM.
+
+    Attributes:
+        statuses: One for each pull request that was asked for, in order.
+        files: New text of each file that is changed or new, by its path from the root
+            of vLLM's repository.
+
+    """
+
+    statuses: Sequence[Status]
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    def ids(self, state: State) -> list[str]:
+        """Return the ids of the pull requests in a state."""
+        return [status.id for status in self.statuses if status.state == state]
+
+
+def repository_file(path: str) -> Path:
+    """Return where a file of this project's repository lies in this installation."""
+    return _REPOSITORY / path
+
+
+def source_paths(pull_requests: Sequence[PullRequest]) -> list[str]:
+    """Return the files of vLLM that decide what becomes of the pull requests."""
+    paths = {
+        named
+        for pull_request in pull_requests
+        for named in (
+            *(edits.path for edits in pull_request.edits),
+            *(has.path for has in pull_request.upstream_if),
+            *pull_request.new_files,
+        )
+    }
+    return sorted(paths)
+
+
+def with_bases(ids: Collection[str], series: Sequence[PullRequest]) -> set[str]:
+    """Return the ids and those of all pull requests that they build on."""
+    wanted = set(ids)
+    for pull_request in reversed(series):
+        if pull_request.id in wanted:
+            wanted.update(pull_request.builds_on)
+    return wanted
+
+
+def make_plan(
+    sources: Mapping[str, str | None], pull_requests: Sequence[PullRequest]
+) -> Plan:
+    """Try each pull request on top of those before it, whole or not at all.
+
+    Args:
+        sources: Text of every file that `source_paths` names, None where vLLM has no
+            such file.
+        pull_requests: In the order of the series.
+
+    """
+    files: dict[str, str] = {}
+    statuses: dict[str, Status] = {}
+    for pull_request in pull_requests:
+        try:
+            changed = _try(pull_request, {**sources, **files}, statuses)
+        except Refused as error:
+            status = Status(pull_request.id, "conflict", str(error))
+        else:
+            status = Status(pull_request.id, "applies" if changed else "upstream")
+            files.update(changed)
+        statuses[pull_request.id] = status
+    return Plan(tuple(statuses.values()), files)
+
+
+def _try(
+    pull_request: PullRequest,
+    sources: Mapping[str, str | None],
+    statuses: Mapping[str, Status],
+) -> dict[str, str]:
+    """Return the files as changed, nothing where the change is there already."""
+    from vllm_lean_vocab import rewrite
+
+    for has in pull_request.upstream_if:
+        source = sources.get(has.path)
+        if source and rewrite.has_statement(source, has.where, has.statement):
+            return {}
+    for base in pull_request.builds_on:
+        if base not in statuses or statuses[base].state == "conflict":
+            raise Refused(f"builds on {base}, which is not applied")
+
+    changed: dict[str, str] = {}
+    present: dict[str, bool] = {}
+    for edits in pull_request.edits:
+        source = sources.get(edits.path)
+        if source is None:
+            raise Refused(f"{edits.path}: this vLLM has no such file")
+        changed[edits.path], present[edits.path] = rewrite.apply_edits(source, edits)
+    for path in pull_request.new_files:
+        present[path] = sources.get(path) is not None
+        changed[path] = repository_file(path).read_text(encoding="utf-8")
+    if all(present.values()):
+        return {}
+    there = [path for path, is_there in present.items() if is_there]
+    if there:
+        raise Refused(f"{there[0]}: the change is there already, elsewhere it isn't")
+    return changed

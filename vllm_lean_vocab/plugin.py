@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `vllm.general_plugins` entry point: vLLM calls `register` in each of its processes.
+
+Nothing that goes wrong here may stop vLLM or leave it half patched: all is prepared
+first, the finder is installed last, and any exception ends in one warning.
+"""
+
+import hashlib
+import logging
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from types import ModuleType
+
+from vllm_lean_vocab import cache, importer, plan
+from vllm_lean_vocab.edits import PullRequest
+from vllm_lean_vocab.series import SERIES
+
+VARIABLE = "VLLM_LEAN_VOCAB"
+DEFERRED_VOCAB = "vllm/model_executor/models/deferred_vocab.py"
+
+# Handlers are on the logger "vllm", so ours has to be below it.
+logger = logging.getLogger("vllm.lean_vocab")
+
+
+def register() -> None:
+    """Serve the pull requests that apply to this vLLM; never raises.
+
+    `VLLM_LEAN_VOCAB` chooses: `0` none, unset or `1` all, else a comma-separated list
+    of ids. Relies on `vllm.plugins.load_general_plugins`, which calls this before model
+    files, proposers and draft loaders are imported.
+    """
+    try:
+        _declare_variable()
+        asked = os.environ.get(VARIABLE, "").strip()
+        if asked != "0":
+            _register(asked)
+    except Exception as error:
+        _warn(f"off, vLLM runs unpatched: {type(error).__name__}: {error}")
+
+
+def _declare_variable() -> None:
+    """Make vLLM know the variable: else it warns, or refuses to start if so told."""
+    from vllm import envs
+
+    envs.environment_variables.setdefault(VARIABLE, lambda: os.environ.get(VARIABLE))
+
+
+def _register(asked: str) -> None:
+    import vllm
+    from vllm import envs
+    from vllm.platforms import current_platform
+
+    by_name = asked not in ("", "1")
+    if not by_name and current_platform.is_out_of_tree():
+        _warn(
+            "off: this platform comes from a plugin, whose proposer may not attach the "
+            f"target's modules. To turn it on all the same: {VARIABLE}="
+            + ",".join(pull_request.id for pull_request in SERIES)
+        )
+        return
+    wanted = _choose(asked if by_name else "")
+    if not wanted:
+        return
+
+    selected, reasons = _without_early(wanted)
+    root = Path(vllm.__path__[0]).parent
+    sources = {path: _read(root / path) for path in plan.source_paths(selected)}
+    key = cache.key_of([*_own_files(selected), *sources.items()])
+    made, folder = cache.cached_plan(
+        Path(envs.VLLM_CACHE_ROOT) / "lean_vocab",
+        key,
+        lambda: plan.make_plan(_decoded(sources), selected),
+    )
+
+    reasons += [f"{s.id}: {s.reason}" for s in made.statuses if s.state == "conflict"]
+    if reasons:
+        _warn(f"off on vLLM {vllm.__version__}: {'; '.join(reasons)}")
+    if made.files:
+        after_import = {DEFERRED_VOCAB: _name_the_switch}
+        importer.install(importer.PatchedFinder(folder, made.files, after_import))
+        logger.info(
+            "vllm-lean-vocab: on with vLLM %s: %s (%s=0 turns it off)",
+            vllm.__version__,
+            ", ".join(made.ids("applies")),
+            VARIABLE,
+        )
+
+
+def _choose(asked: str) -> list[PullRequest]:
+    """Return the pull requests that are asked for, with those they build on."""
+    known = [pull_request.id for pull_request in SERIES]
+    ids = {word.strip() for word in asked.split(",") if word.strip()} or set(known)
+    if unknown := sorted(ids - set(known)):
+        _warn(f"{VARIABLE}: unknown: {', '.join(unknown)}. Known: {', '.join(known)}")
+    return _among(plan.with_bases(ids, SERIES))
+
+
+def _without_early(wanted: Sequence[PullRequest]) -> tuple[list[PullRequest], list[str]]:
+    """Leave out what edits a module that is imported already, and what builds on it."""
+    ids = {pull_request.id for pull_request in wanted}
+    reasons: list[str] = []
+    for pull_request in wanted:
+        early = importer.imported_too_early([e.path for e in pull_request.edits])
+        missing = sorted(set(pull_request.builds_on) - ids)
+        if early:
+            reasons.append(
+                f"{pull_request.id}: {importer.module_name(early[0])} was imported "
+                "before vLLM loaded its plugins (import it later, or not at the top "
+                "of a script)"
+            )
+        elif missing:
+            reasons.append(f"{pull_request.id}: builds on {missing[0]}")
+        else:
+            continue
+        ids.discard(pull_request.id)
+    return _among(ids), reasons
+
+
+def _among(ids: Collection[str]) -> list[PullRequest]:
+    return [pull_request for pull_request in SERIES if pull_request.id in ids]
+
+
+def _own_files(selected: Sequence[PullRequest]) -> list[tuple[str, bytes | None]]:
+    """Return what of this package shapes a plan."""
+    package = Path(__file__).parent
+    code = [*package.glob("*.py"), *package.glob("series/*.py")]
+    new = [plan.repository_file(path) for p in selected for path in p.new_files]
+    ids = ",".join(pull_request.id for pull_request in selected)
+    return [
+        ("ids", ids.encode()),
+        *((path.name, _read(path)) for path in sorted([*code, *new])),
+    ]
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def _decoded(sources: dict[str, bytes | None]) -> dict[str, str | None]:
+    return {
+        path: None if content is None else content.decode("utf-8")
+        for path, content in sources.items()
+    }
+
+
+def _name_the_switch(deferred_vocab: ModuleType) -> None:
+    deferred_vocab.REMEDY += f" {VARIABLE}=0 lets drafts allocate tables of their own."
+
+
+def _warn(message: str) -> None:
+    """Warn, once for a vLLM and the processes that it starts."""
+    digest = hashlib.sha256(message.encode()).hexdigest()[:16]
+    said = os.environ.get("LEAN_VOCAB_WARNED", "")
+    if digest not in said:
+        os.environ["LEAN_VOCAB_WARNED"] = f"{said} {digest}".strip()
+        logger.warning("vllm-lean-vocab: %s", message)

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries out edits on a source text, with LibCST.
+
+LibCST keeps layout and comments of what is not changed. Patterns are compared on
+Python's own syntax trees, which know neither.
+"""
+
+import ast
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import libcst as cst
+
+from vllm_lean_vocab.edits import Edit, In, Insert, Refused, Replace
+
+
+def apply_edits(source: str, edits: In) -> tuple[str, bool]:
+    """Carry out the edits to one file.
+
+    Args:
+        source: Text of the file.
+        edits: What to change in it.
+
+    Returns:
+        The new text, and whether every edit was there already (the text is unchanged).
+
+    Raises:
+        Refused: An edit does not match exactly one place, or only some of the edits are
+            in the file already.
+
+    """
+    try:
+        module = cst.parse_module(source)
+    except cst.ParserSyntaxError as error:
+        raise Refused(f"{edits.path}: can't be parsed: {error.message}") from error
+    present = [_is_present(module, edit) for edit in edits.edits]
+    if all(present):
+        return source, True
+    if any(present):
+        there = next(e for e, p in zip(edits.edits, present, strict=True) if p)
+        raise Refused(
+            f"{edits.path}: {there.where or 'top of the file'}: some of the change is "
+            f"there already: {_one_line(_code_of(there))}"
+        )
+    for edit in edits.edits:
+        try:
+            module = _apply(module, edit)
+        except Refused as error:
+            raise Refused(f"{edits.path}: {error}") from None
+    return module.code, False
+
+
+def has_statement(source: str, where: str, statement: str) -> bool:
+    """Return whether a file holds a statement.
+
+    Args:
+        source: Text of the file.
+        where: Class or function to look in.
+        statement: Pattern of the statement.
+
+    """
+    module = cst.parse_module(source)
+    return any(
+        _find(scope, _statements, module, statement)
+        for scope in _scopes(module, where)
+    )
+
+
+def _apply(module: cst.Module, edit: Edit) -> cst.Module:
+    if isinstance(edit, Replace):
+        scope = _the_scope(module, edit.where)
+        around = _the_one(scope, _nodes, module, edit.within, edit.where)
+        old = _the_one(around, _expressions, module, edit.old, edit.where)
+        new = cst.parse_expression(edit.new)
+        safe = _parenthesised(module, around, old, new)
+        return _substitute(module, edit.where, old, [safe])
+    code = cst.parse_module(textwrap.dedent(edit.code).strip() + "\n")
+    if not edit.where:
+        return _insert_import(module, code.body[0])
+    scope = _the_scope(module, edit.where)
+    anchor = _the_one(
+        scope, _statements, module, edit.before or edit.after, edit.where
+    )
+    if edit.before:
+        return _substitute(module, edit.where, anchor, [*code.body, anchor])
+    return _substitute(module, edit.where, anchor, [anchor, *code.body])
+
+
+def _is_present(module: cst.Module, edit: Edit) -> bool:
+    if isinstance(edit, Replace):
+        scopes = _scopes(module, edit.where)
+        return any(_find(s, _expressions, module, edit.new) for s in scopes)
+    code = textwrap.dedent(edit.code).strip()
+    if not edit.where:
+        wanted = ast.parse(code).body[0]
+        assert isinstance(wanted, ast.ImportFrom)
+        imported = {
+            alias.name
+            for node in ast.parse(module.code).body
+            if isinstance(node, ast.ImportFrom)
+            and (node.module, node.level) == (wanted.module, wanted.level)
+            for alias in node.names
+        }
+        return imported >= {alias.name for alias in wanted.names}
+    return any(
+        all(
+            _find(scope, _statements, module, ast.unparse(statement))
+            for statement in ast.parse(code).body
+        )
+        for scope in _scopes(module, edit.where)
+    )
+
+
+# ---------------------------------------------------------------- finding a place
+
+
+def _scopes(module: cst.Module, where: str) -> list[cst.CSTNode]:
+    found: list[cst.CSTNode] = [module]
+    for name in where.split(".") if where else ():
+        found = [
+            node
+            for outer in found
+            for node in _definitions(outer)
+            if node.name.value == name
+        ]
+    return found
+
+
+def _definitions(outer: cst.CSTNode) -> Iterator[cst.FunctionDef | cst.ClassDef]:
+    """Yield the definitions in a node, not those inside other definitions."""
+    for node in outer.children:
+        if isinstance(node, cst.FunctionDef | cst.ClassDef):
+            yield node
+        elif not isinstance(node, cst.SimpleStatementLine | cst.BaseExpression):
+            yield from _definitions(node)
+
+
+def _the_scope(module: cst.Module, where: str) -> cst.CSTNode:
+    found = _scopes(module, where)
+    if len(found) != 1:
+        raise Refused(f"{where}: expected one definition, found {len(found)}")
+    return found[0]
+
+
+def _the_one(
+    scope: cst.CSTNode, kinds: Any, module: cst.Module, pattern: str, where: str
+) -> cst.CSTNode:
+    found = _find(scope, kinds, module, pattern)
+    if len(found) != 1:
+        raise Refused(
+            f"{where}: expected one match of `{_one_line(pattern)}`, found {len(found)}"
+        )
+    return found[0]
+
+
+def _find(
+    scope: cst.CSTNode, kinds: Any, module: cst.Module, pattern: str
+) -> list[cst.CSTNode]:
+    [wanted] = ast.parse(pattern).body
+    return [
+        node for node in kinds(scope) if _matches(wanted, _syntax_tree(module, node))
+    ]
+
+
+def _statements(scope: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    for node in scope.children:
+        if isinstance(node, cst.SimpleStatementLine):
+            yield node
+        else:
+            yield from _statements(node)
+
+
+def _expressions(scope: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """Yield the expressions in a node; names of attributes, keywords and so on aren't."""
+    names = [
+        getattr(scope, part, None) for part in ("attr", "keyword", "name", "asname")
+    ]
+    for node in scope.children:
+        if any(node is name for name in names):
+            continue
+        if isinstance(node, cst.BaseExpression):
+            yield node
+        yield from _expressions(node)
+
+
+def _nodes(scope: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    yield from _statements(scope)
+    yield from _expressions(scope)
+
+
+def _syntax_tree(module: cst.Module, node: cst.CSTNode) -> ast.stmt | None:
+    code = module.code_for_node(node)
+    if isinstance(node, cst.BaseExpression):
+        code = f"({code})"
+    try:
+        return ast.parse(code).body[0]
+    except SyntaxError:  # e.g. a part of an f-string
+        return None
+
+
+def _matches(pattern: Any, node: Any) -> bool:
+    if isinstance(pattern, ast.Constant) and pattern.value is ...:
+        return isinstance(node, ast.expr)
+    if isinstance(pattern, list):
+        return (
+            isinstance(node, list)
+            and len(pattern) == len(node)
+            and all(map(_matches, pattern, node))
+        )
+    if not isinstance(pattern, ast.AST):
+        return bool(pattern == node)
+    if type(pattern) is not type(node):
+        return False
+    if isinstance(pattern, ast.Call) and [ast.dump(a) for a in pattern.args] == [
+        ast.dump(ast.Constant(...))
+    ]:
+        return _matches(pattern.func, node.func)
+    return all(
+        _matches(getattr(pattern, name, None), getattr(node, name, None))
+        for name in pattern._fields
+        if name not in ("ctx", "kind", "type_comment")
+    )
+
+
+# -------------------------------------------------------------- changing the tree
+
+
+class _Substitute(cst.CSTTransformer):
+    def __init__(self, old: cst.CSTNode, new: list[cst.CSTNode]) -> None:
+        super().__init__()
+        self.old, self.new = old, new
+
+    def on_leave(self, original_node: Any, updated_node: Any) -> Any:
+        updated = super().on_leave(original_node, updated_node)
+        if original_node is not self.old:
+            return updated
+        return self.new[0] if len(self.new) == 1 else cst.FlattenSentinel(self.new)
+
+
+class _SubstituteDefinition(_Substitute):
+    """Looks into no other definition than those around it: files are long."""
+
+    def __init__(self, around: list[cst.CSTNode], new: cst.CSTNode) -> None:
+        super().__init__(around[-1], [new])
+        self.around = around
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        if isinstance(node, cst.FunctionDef | cst.ClassDef):
+            return any(node is outer for outer in self.around[:-1])
+        return not isinstance(node, cst.SimpleStatementLine)
+
+
+def _substitute(
+    module: cst.Module, where: str, old: cst.CSTNode, new: list[cst.CSTNode]
+) -> cst.Module:
+    names = where.split(".")
+    around = [
+        _the_scope(module, ".".join(names[: depth + 1])) for depth in range(len(names))
+    ]
+    definition = around[-1].visit(_Substitute(old, new))
+    assert isinstance(definition, cst.CSTNode)
+    changed = module.visit(_SubstituteDefinition(around, definition))
+    assert isinstance(changed, cst.Module)
+    return changed
+
+
+def _parenthesised(
+    module: cst.Module,
+    around: cst.CSTNode,
+    old: cst.CSTNode,
+    new: cst.BaseExpression,
+) -> cst.BaseExpression:
+    """Return `new` in parentheses if it would fall apart without them."""
+    safe = new.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+    if around is old:
+        return safe
+    bare_tree, safe_tree = (
+        _syntax_tree(module, around.visit(_Substitute(old, [e])))  # type: ignore[arg-type]
+        for e in (new, safe)
+    )
+    return new if _matches(safe_tree, bare_tree) else safe
+
+
+def _insert_import(module: cst.Module, statement: Any) -> cst.Module:
+    """Insert an import below the file's last one; export sorts them."""
+    imports = [
+        index
+        for index, node in enumerate(module.body)
+        if isinstance(node, cst.SimpleStatementLine)
+        and isinstance(node.body[0], cst.Import | cst.ImportFrom)
+    ]
+    if not imports:
+        raise Refused("top of the file: expected imports, found none")
+    last = imports[-1] + 1
+    return module.with_changes(
+        body=[*module.body[:last], statement, *module.body[last:]]
+    )
+
+
+def _code_of(edit: Edit) -> str:
+    return edit.new if isinstance(edit, Replace) else edit.code
+
+
+def _one_line(code: str) -> str:
+    return " ".join(code.split())

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pull requests, in the order they apply.
+
+To add one: write a module beside this one that defines `PULL_REQUEST`, put its text
+beside it, and name it in `SERIES`. Nothing else needs to know of it.
+"""
+
+from vllm_lean_vocab.series import deferred_vocab, qwen3_5_mtp
+
+SERIES = (
+    deferred_vocab.PULL_REQUEST,
+    qwen3_5_mtp.PULL_REQUEST,
+)

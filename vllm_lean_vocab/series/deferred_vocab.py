@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Placeholders for a draft's vocabulary modules, and the check that none is left."""
+
+from vllm_lean_vocab.edits import In, Insert, PullRequest
+
+IMPORT = """
+from vllm.model_executor.models.deferred_vocab import check_attached, deferred_modules
+"""
+
+PULL_REQUEST = PullRequest(
+    id="deferred_vocab",
+    title="[Spec Decode] Placeholders for vocabulary modules a draft takes over",
+    new_files=["vllm/model_executor/models/deferred_vocab.py"],
+    tests=["tests/v1/spec_decode/test_deferred_vocab.py"],
+    edits=[
+        In(
+            "vllm/v1/spec_decode/llm_base_proposer.py",
+            Insert("", IMPORT),
+            Insert(
+                "SpecDecodeBaseProposer.load_model",
+                "deferred = deferred_modules(self.model)",
+                after="self.model = self._get_model()",
+            ),
+            Insert(
+                "SpecDecodeBaseProposer.load_model",
+                "check_attached(self.model, deferred)",
+                after="self._maybe_share_lm_head(...)",
+            ),
+        ),
+        In(
+            "vllm/v1/worker/gpu/spec_decode/eagle/utils.py",
+            Insert("", IMPORT),
+            Insert(
+                "load_eagle_model",
+                "deferred = deferred_modules(eagle_model)",
+                before="maybe_share_target_embed(...)",
+            ),
+            Insert(
+                "load_eagle_model",
+                "check_attached(eagle_model, deferred)",
+                before="return eagle_model",
+            ),
+        ),
+    ],
+)
