@@ -31,10 +31,7 @@ class BuildWithRepositoryFiles(build_py):
 
     def _repository_files(self) -> list[tuple[Path, Path]]:
         into = Path(self.build_lib, "vllm_lean_vocab", "repository")
-        files = [
-            path.relative_to(ROOT)
-            for path in ROOT.glob("vllm/**/*.py")
-        ]
+        files = [path.relative_to(ROOT) for path in ROOT.glob("vllm/**/*.py")]
         return [(ROOT / path, into / path) for path in files]
 
 

@@ -12,37 +12,13 @@ needs `torchvision.transforms` and nothing else of the three. So, for each that 
 Where all three import, nothing is changed. Run it with the environment's own Python.
 """
 
+import shutil
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
-HOOK = "torchvision_operator_schemas"
-HOOK_SOURCE = '''\
-# SPDX-License-Identifier: Apache-2.0
-"""Declares torchvision's operators before its first import (CPU torch, CUDA torchvision)."""
-
-import sys
-
-
-class DeclareBeforeImport:
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        if name == "torchvision":
-            sys.meta_path.remove(DeclareBeforeImport)
-            from torch.library import Library
-
-            # Kept for the life of the process: a collected Library takes its operators along.
-            sys.modules[__name__].library = library = Library("torchvision", "FRAGMENT")
-            library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-            library.define(
-                "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-            )
-        return None
-
-
-sys.meta_path.insert(0, DeclareBeforeImport)
-'''
+HOOK = Path(__file__).with_name("torchvision_operator_schemas.py")
 
 
 def import_error(package: str) -> str | None:
@@ -60,15 +36,15 @@ def main() -> int:
     for package in ("torchaudio", "torchcodec"):
         error = import_error(package)
         if error is not None and "No module named" not in error:
-            print(f"{package}: does not fit this torch ({error}); uninstalling it")
+            print(f"{package}: does not fit ({error}); uninstalling it")
             pip = [sys.executable, "-m", "pip", "uninstall", "-q", "-y", package]
             subprocess.run(pip, check=True)
     error = import_error("torchvision")
     if error is not None:
-        print(f"torchvision: does not fit this torch ({error}); declaring its operators")
-        (site_packages / f"{HOOK}.py").write_text(HOOK_SOURCE, encoding="utf-8")
-        pth = site_packages / f"{HOOK}.pth"
-        pth.write_text(f"import {HOOK}\n", encoding="utf-8")
+        print(f"torchvision: does not fit ({error}); declaring its operators")
+        shutil.copy(HOOK, site_packages)
+        pth = site_packages / f"{HOOK.stem}.pth"
+        pth.write_text(f"import {HOOK.stem}\n", encoding="utf-8")
         error = import_error("torchvision.transforms")
         if error is not None:
             print(f"torchvision: still can't be imported: {error}", file=sys.stderr)

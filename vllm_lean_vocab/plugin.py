@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `vllm.general_plugins` entry point: vLLM calls `register` in each of its processes.
+"""The `vllm.general_plugins` entry point: each vLLM process calls `register`.
 
 Nothing that goes wrong here may stop vLLM or leave it half patched: all is prepared
 first, the finder is installed last, and any exception ends in one warning.
@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 from vllm_lean_vocab import cache, importer, plan
 from vllm_lean_vocab.edits import PullRequest
@@ -96,7 +96,9 @@ def _choose(asked: str) -> list[PullRequest]:
     return _among(plan.with_bases(ids, SERIES))
 
 
-def _without_early(wanted: Sequence[PullRequest]) -> tuple[list[PullRequest], list[str]]:
+def _without_early(
+    wanted: Sequence[PullRequest],
+) -> tuple[list[PullRequest], list[str]]:
     """Leave out what edits a module that is imported already, and what builds on it."""
     ids = {pull_request.id for pull_request in wanted}
     reasons: list[str] = []
@@ -147,7 +149,7 @@ def _decoded(sources: dict[str, bytes | None]) -> dict[str, str | None]:
     }
 
 
-def _name_the_switch(deferred_vocab: ModuleType) -> None:
+def _name_the_switch(deferred_vocab: Any) -> None:
     deferred_vocab.REMEDY += f" {VARIABLE}=0 lets drafts allocate tables of their own."
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import libcst as cst
 
-from vllm_lean_vocab.edits import Edit, In, Insert, Refused, Replace
+from vllm_lean_vocab.edits import Edit, In, Refused, Replace
 
 
 def apply_edits(source: str, edits: In) -> tuple[str, bool]:
@@ -62,8 +62,7 @@ def has_statement(source: str, where: str, statement: str) -> bool:
     """
     module = cst.parse_module(source)
     return any(
-        _find(scope, _statements, module, statement)
-        for scope in _scopes(module, where)
+        _find(scope, _statements, module, statement) for scope in _scopes(module, where)
     )
 
 
@@ -79,9 +78,7 @@ def _apply(module: cst.Module, edit: Edit) -> cst.Module:
     if not edit.where:
         return _insert_import(module, code.body[0])
     scope = _the_scope(module, edit.where)
-    anchor = _the_one(
-        scope, _statements, module, edit.before or edit.after, edit.where
-    )
+    anchor = _the_one(scope, _statements, module, edit.before or edit.after, edit.where)
     if edit.before:
         return _substitute(module, edit.where, anchor, [*code.body, anchor])
     return _substitute(module, edit.where, anchor, [anchor, *code.body])
@@ -172,7 +169,7 @@ def _statements(scope: cst.CSTNode) -> Iterator[cst.CSTNode]:
 
 
 def _expressions(scope: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    """Yield the expressions in a node; names of attributes, keywords and so on aren't."""
+    """Yield the expressions in a node; names of attributes and keywords are none."""
     names = [
         getattr(scope, part, None) for part in ("attr", "keyword", "name", "asname")
     ]
@@ -210,17 +207,20 @@ def _matches(pattern: Any, node: Any) -> bool:
         )
     if not isinstance(pattern, ast.AST):
         return bool(pattern == node)
+    if isinstance(pattern, ast.Call) and _takes_anything(pattern):
+        return isinstance(node, ast.Call) and _matches(pattern.func, node.func)
     if type(pattern) is not type(node):
         return False
-    if isinstance(pattern, ast.Call) and [ast.dump(a) for a in pattern.args] == [
-        ast.dump(ast.Constant(...))
-    ]:
-        return _matches(pattern.func, node.func)
     return all(
         _matches(getattr(pattern, name, None), getattr(node, name, None))
         for name in pattern._fields
         if name not in ("ctx", "kind", "type_comment")
     )
+
+
+def _takes_anything(call: ast.Call) -> bool:
+    """Return whether a pattern is `f(...)`."""
+    return [ast.dump(arg) for arg in call.args] == [ast.dump(ast.Constant(...))]
 
 
 # -------------------------------------------------------------- changing the tree

@@ -5,6 +5,10 @@ from vllm_lean_vocab.edits import Has, In, Insert, PullRequest, Replace
 
 MODEL = "vllm/model_executor/models/qwen3_5_mtp.py"
 
+IMPORT = """
+from .deferred_vocab import draft_embedding, draft_lm_head, is_deferred
+"""
+
 PULL_REQUEST = PullRequest(
     id="qwen3_5_mtp",
     title="[Spec Decode] Qwen3.5 MTP: leave the draft's vocabulary tables unallocated",
@@ -17,27 +21,18 @@ PULL_REQUEST = PullRequest(
     edits=[
         In(
             MODEL,
-            Insert(
-                "",
-                """
-                from .deferred_vocab import (
-                    is_deferred,
-                    maybe_defer_embedding,
-                    maybe_defer_lm_head,
-                )
-                """,
-            ),
+            Insert("", IMPORT),
             Replace(
                 "Qwen3_5MultiTokenPredictor.__init__",
                 "self.embed_tokens = VocabParallelEmbedding(...)",
                 "VocabParallelEmbedding",
-                "maybe_defer_embedding(VocabParallelEmbedding, get_pp_group())",
+                "draft_embedding(VocabParallelEmbedding, get_pp_group())",
             ),
             Replace(
                 "Qwen3_5MTP.__init__",
                 "self.lm_head = ParallelLMHead(...)",
                 "ParallelLMHead",
-                "maybe_defer_lm_head(ParallelLMHead, get_pp_group())",
+                "draft_lm_head(ParallelLMHead, get_pp_group())",
             ),
             # Until 0.31 this stands in `load_weights`, since then in
             # `is_unused_checkpoint_weight`.

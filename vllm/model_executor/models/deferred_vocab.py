@@ -19,7 +19,7 @@ from vllm.logger import init_logger
 logger = init_logger(__name__)
 
 REMEDY = (
-    "It takes a proposer that attaches the target's modules, and a target that has them."
+    "It takes a target that has this module, and a proposer that attaches the target's."
 )
 
 
@@ -42,7 +42,7 @@ class _UnattachedMethod:
 class DeferredVocabModule(nn.Module):
     """A vocabulary module without parameters or buffers.
 
-    Checkpoint tensors meant for it are dropped. Using it raises `RuntimeError`; asking
+    Checkpoint tensors meant for it go by. Using it raises `RuntimeError`; asking
     for an attribute it doesn't have raises `AttributeError`, so that `hasattr` works.
 
     Args:
@@ -52,10 +52,12 @@ class DeferredVocabModule(nn.Module):
 
     """
 
+    name: str
+
     def __init__(self, *args: Any, prefix: str = "", **kwargs: Any) -> None:
         super().__init__()
         self.message = (
-            f"{prefix or 'The vocabulary module'} ({type(self).__name__}) was used "
+            f"{prefix or self.name} ({type(self).__name__}) was used "
             f"before the target's module was attached in its place. {REMEDY}"
         )
         self.quant_method = _UnattachedMethod(self.message)
@@ -78,9 +80,13 @@ class DeferredVocabModule(nn.Module):
 class DeferredVocabEmbedding(DeferredVocabModule):
     """Stands for a `VocabParallelEmbedding` until the target's is attached."""
 
+    name = "embed_tokens"
+
 
 class DeferredLMHead(DeferredVocabModule):
     """Stands for a `ParallelLMHead` until the target's is attached."""
+
+    name = "lm_head"
 
     @property
     def tp_size(self) -> int:
@@ -96,7 +102,7 @@ def _defers(pp_group: GroupCoordinator) -> bool:
     return pp_group.world_size == 1
 
 
-def maybe_defer_embedding(
+def draft_embedding(
     embedding_class: type[nn.Module], pp_group: GroupCoordinator
 ) -> type[nn.Module]:
     """Return the class to build a draft's vocabulary embedding from.
@@ -109,7 +115,7 @@ def maybe_defer_embedding(
     return DeferredVocabEmbedding if _defers(pp_group) else embedding_class
 
 
-def maybe_defer_lm_head(
+def draft_lm_head(
     head_class: type[nn.Module], pp_group: GroupCoordinator
 ) -> type[nn.Module]:
     """Return the class to build a draft's LM head from.
