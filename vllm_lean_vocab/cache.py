@@ -19,6 +19,7 @@ from pathlib import Path
 from vllm_lean_vocab.plan import Plan, Status
 
 MANIFEST = "manifest.json"
+ATTEMPTS = 4
 
 
 class Untrusted(Exception):
@@ -61,13 +62,19 @@ def cached_plan(root: Path, key: str, make: Callable[[], Plan]) -> tuple[Plan, P
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_owner(os.lstat(root), root, stat.S_ISDIR)
     folder = root / key
-    if os.path.lexists(folder):
+    made: Plan | None = None
+    problem: Exception | None = None
+    # More than once: a process that found a damaged entry may discard a good one.
+    for _ in range(ATTEMPTS):
+        if not os.path.lexists(folder):
+            made = made or make()
+            _write(root, folder, made)
         try:
             return _read(folder), folder
-        except (OSError, ValueError, KeyError, TypeError, Untrusted):
+        except Exception as error:  # whatever is wrong with it, it is made anew
+            problem = error
             _discard(folder)
-    _write(root, folder, make())
-    return _read(folder), folder
+    raise Untrusted(f"{folder}: can't be made anew: {problem}") from problem
 
 
 def _read(folder: Path) -> Plan:

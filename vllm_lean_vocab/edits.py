@@ -23,7 +23,7 @@ class Insert:
 
     Attributes:
         where: Class or function, e.g. `SpecDecodeBaseProposer.load_model`; empty for
-            the top of the file: then `code` is one import statement.
+            the top of the file: then `code` is one `from ... import ...`.
         code: The statements.
         before: Pattern of the statement that they are to precede.
         after: Pattern of the statement that they are to follow.
@@ -34,6 +34,10 @@ class Insert:
     code: str
     before: str = ""
     after: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.where) + bool(self.before) + bool(self.after) not in (0, 2):
+            raise ValueError("an Insert takes `where` and `before` or `after`, or none")
 
 
 @dataclass(frozen=True)

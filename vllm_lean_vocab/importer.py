@@ -2,6 +2,7 @@
 """Serves patched modules to the running interpreter, in place of the installed ones."""
 
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Mapping
 from importlib.abc import MetaPathFinder, SourceLoader
@@ -24,7 +25,8 @@ class PatchedLoader(SourceLoader):
         source: str,
         after_import: Callable[[ModuleType], None] | None = None,
     ) -> None:
-        self.path = str(path)
+        # Absolute: `__file__` is, and Dynamo wants both to be the same.
+        self.path = os.path.abspath(path)
         self.source = source
         self.after_import = after_import
 

@@ -115,7 +115,7 @@ def _try(
 
     for has in pull_request.upstream_if:
         source = sources.get(has.path)
-        if source and rewrite.has_statement(source, has.where, has.statement):
+        if source and rewrite.has_statement(source, has):
             return {}
     for base in pull_request.builds_on:
         if base not in statuses or statuses[base].state == "conflict":

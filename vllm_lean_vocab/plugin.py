@@ -51,15 +51,15 @@ def _register(asked: str) -> None:
     from vllm import envs
     from vllm.platforms import current_platform
 
-    by_name = asked not in ("", "1")
-    if not by_name and current_platform.is_out_of_tree():
+    asked_ids = {word.strip() for word in asked.split(",") if word.strip()} - {"1"}
+    if not asked_ids and current_platform.is_out_of_tree():
         _warn(
             "off: this platform comes from a plugin, whose proposer may not attach the "
             f"target's modules. To turn it on all the same: {VARIABLE}="
             + ",".join(pull_request.id for pull_request in SERIES)
         )
         return
-    wanted = _choose(asked if by_name else "")
+    wanted = _choose(asked_ids)
     if not wanted:
         return
 
@@ -87,13 +87,12 @@ def _register(asked: str) -> None:
         )
 
 
-def _choose(asked: str) -> list[PullRequest]:
-    """Return the pull requests that are asked for, with those they build on."""
+def _choose(asked_ids: Collection[str]) -> list[PullRequest]:
+    """Return what is asked for, or all, with what it builds on."""
     known = [pull_request.id for pull_request in SERIES]
-    ids = {word.strip() for word in asked.split(",") if word.strip()} or set(known)
-    if unknown := sorted(ids - set(known)):
+    if unknown := sorted(set(asked_ids) - set(known)):
         _warn(f"{VARIABLE}: unknown: {', '.join(unknown)}. Known: {', '.join(known)}")
-    return _among(plan.with_bases(ids, SERIES))
+    return _among(plan.with_bases(asked_ids or known, SERIES))
 
 
 def _without_early(

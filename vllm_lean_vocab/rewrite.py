@@ -6,13 +6,14 @@ Python's own syntax trees, which know neither.
 """
 
 import ast
+import itertools
 import textwrap
 from collections.abc import Iterator
 from typing import Any
 
 import libcst as cst
 
-from vllm_lean_vocab.edits import Edit, In, Refused, Replace
+from vllm_lean_vocab.edits import Edit, Has, In, Refused, Replace
 
 
 def apply_edits(source: str, edits: In) -> tuple[str, bool]:
@@ -30,10 +31,7 @@ def apply_edits(source: str, edits: In) -> tuple[str, bool]:
             in the file already.
 
     """
-    try:
-        module = cst.parse_module(source)
-    except cst.ParserSyntaxError as error:
-        raise Refused(f"{edits.path}: can't be parsed: {error.message}") from error
+    module = _parse(source, edits.path)
     present = [_is_present(module, edit) for edit in edits.edits]
     if all(present):
         return source, True
@@ -48,22 +46,36 @@ def apply_edits(source: str, edits: In) -> tuple[str, bool]:
             module = _apply(module, edit)
         except Refused as error:
             raise Refused(f"{edits.path}: {error}") from None
+    try:
+        ast.parse(module.code)
+    except SyntaxError as error:
+        raise Refused(f"{edits.path}: edited, it is no valid Python: {error}") from None
     return module.code, False
 
 
-def has_statement(source: str, where: str, statement: str) -> bool:
+def has_statement(source: str, has: Has) -> bool:
     """Return whether a file holds a statement.
 
     Args:
         source: Text of the file.
-        where: Class or function to look in.
-        statement: Pattern of the statement.
+        has: The statement, and where to look for it.
+
+    Raises:
+        Refused: The file can't be parsed.
 
     """
-    module = cst.parse_module(source)
+    module = _parse(source, has.path)
     return any(
-        _find(scope, _statements, module, statement) for scope in _scopes(module, where)
+        _find(scope, _statements, module, has.statement)
+        for scope in _scopes(module, has.where)
     )
+
+
+def _parse(source: str, path: str) -> cst.Module:
+    try:
+        return cst.parse_module(source)
+    except cst.ParserSyntaxError as error:
+        raise Refused(f"{path}: can't be parsed: {error.message}") from error
 
 
 def _apply(module: cst.Module, edit: Edit) -> cst.Module:
@@ -171,7 +183,8 @@ def _statements(scope: cst.CSTNode) -> Iterator[cst.CSTNode]:
 def _expressions(scope: cst.CSTNode) -> Iterator[cst.CSTNode]:
     """Yield the expressions in a node; names of attributes and keywords are none."""
     names = [
-        getattr(scope, part, None) for part in ("attr", "keyword", "name", "asname")
+        getattr(scope, part, None)
+        for part in ("attr", "keyword", "name", "asname", "module")
     ]
     for node in scope.children:
         if any(node is name for name in names):
@@ -182,7 +195,12 @@ def _expressions(scope: cst.CSTNode) -> Iterator[cst.CSTNode]:
 
 
 def _nodes(scope: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    yield from _statements(scope)
+    """Yield statements and expressions; a statement that is an expression, once."""
+    for statement in _statements(scope):
+        if not isinstance(statement, cst.SimpleStatementLine) or not isinstance(
+            statement.body[0], cst.Expr
+        ):
+            yield statement
     yield from _expressions(scope)
 
 
@@ -191,9 +209,10 @@ def _syntax_tree(module: cst.Module, node: cst.CSTNode) -> ast.stmt | None:
     if isinstance(node, cst.BaseExpression):
         code = f"({code})"
     try:
-        return ast.parse(code).body[0]
+        body = ast.parse(code).body
     except SyntaxError:  # e.g. a part of an f-string
         return None
+    return body[0] if len(body) == 1 else None  # not `x = 1; y = 2`
 
 
 def _matches(pattern: Any, node: Any) -> bool:
@@ -206,7 +225,7 @@ def _matches(pattern: Any, node: Any) -> bool:
             and all(map(_matches, pattern, node))
         )
     if not isinstance(pattern, ast.AST):
-        return bool(pattern == node)
+        return type(pattern) is type(node) and bool(pattern == node)
     if isinstance(pattern, ast.Call) and _takes_anything(pattern):
         return isinstance(node, ast.Call) and _matches(pattern.func, node.func)
     if type(pattern) is not type(node):
@@ -220,7 +239,8 @@ def _matches(pattern: Any, node: Any) -> bool:
 
 def _takes_anything(call: ast.Call) -> bool:
     """Return whether a pattern is `f(...)`."""
-    return [ast.dump(arg) for arg in call.args] == [ast.dump(ast.Constant(...))]
+    anything = [ast.dump(ast.Constant(...))]
+    return not call.keywords and [ast.dump(arg) for arg in call.args] == anything
 
 
 # -------------------------------------------------------------- changing the tree
@@ -273,8 +293,6 @@ def _parenthesised(
 ) -> cst.BaseExpression:
     """Return `new` in parentheses if it would fall apart without them."""
     safe = new.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
-    if around is old:
-        return safe
     bare_tree, safe_tree = (
         _syntax_tree(module, around.visit(_Substitute(old, [e])))  # type: ignore[arg-type]
         for e in (new, safe)
@@ -283,10 +301,13 @@ def _parenthesised(
 
 
 def _insert_import(module: cst.Module, statement: Any) -> cst.Module:
-    """Insert an import below the file's last one; export sorts them."""
+    """Insert an import below the last one at the top; export sorts them."""
+    top = itertools.takewhile(
+        lambda node: not isinstance(node, cst.FunctionDef | cst.ClassDef), module.body
+    )
     imports = [
         index
-        for index, node in enumerate(module.body)
+        for index, node in enumerate(top)
         if isinstance(node, cst.SimpleStatementLine)
         and isinstance(node.body[0], cst.Import | cst.ImportFrom)
     ]

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The real engine, stock and patched: same tokens, same drafts, a lower peak.
+
+The right output is known without running stock: the checkpoints count.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.checkpoints import CountingModel, write_qwen3_5
+from benchmarks.engine import EngineRun, run_engine
+from benchmarks.loading import largest
+
+pytestmark = pytest.mark.engine
+
+STOCK, PATCHED = {"VLLM_LEAN_VOCAB": "0"}, {"VLLM_LEAN_VOCAB": None}
+NUM_PROMPTS, MAX_TOKENS = 4, 32
+NOT_ALLOCATED = re.compile(r"MTP: ([\d.]+) MiB not allocated on this rank")
+IS_ON = "vllm-lean-vocab: on with vLLM"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Any:
+    """Run a model; whatever it caches is this test's own."""
+    runs: list[str] = []
+
+    def run_model(
+        model: CountingModel, env: dict[str, str | None], **options: Any
+    ) -> EngineRun:
+        runs.append("stock" if env is STOCK else "patched")
+        result = run_engine(
+            model.path,
+            prompts=model.prompts(NUM_PROMPTS),
+            max_tokens=MAX_TOKENS,
+            log=tmp_path / f"{len(runs)}-{runs[-1]}.log",
+            timeout=400,
+            env={**env, "VLLM_CACHE_ROOT": str(tmp_path / "cache")},
+            **options,
+        )
+        log = result.log.read_text()
+        assert (IS_ON in log) == (env is PATCHED)
+        assert bool(NOT_ALLOCATED.search(log)) == (env is PATCHED)
+        return result
+
+    return run_model
+
+
+def check_same(model: CountingModel, *runs: EngineRun) -> None:
+    """Check the tokens against the known ones, and all counters with each other."""
+    for result in runs:
+        assert result.token_ids == [
+            model.continuation(prompt, MAX_TOKENS)
+            for prompt in model.prompts(NUM_PROMPTS)
+        ]
+        # The draft is right often, but not always: else equal counters say little.
+        assert 0 < result.accepted_tokens < result.draft_tokens
+    counters = {(r.drafts, r.draft_tokens, r.accepted_tokens) for r in runs}
+    assert len(counters) == 1
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_loading_peak(tmp_path: Path, run: Any, tied: bool) -> None:
+    """What stays above the level before is what the draft really owns."""
+    model = write_qwen3_5(tmp_path / "model", tied=tied)
+    stock, patched = run(model, STOCK), run(model, PATCHED)
+    check_same(model, stock, patched)
+
+    before, after = largest(stock.loading), largest(patched.loading)
+    # Of a tied head nothing was ever filled, so resident memory does not show it.
+    filled = model.table_bytes * (1 if tied else 2)
+    assert before.peak_above - after.peak_above >= 0.98 * filled
+    assert after.after == pytest.approx(before.after, rel=0.01)
+    [mib] = NOT_ALLOCATED.findall(patched.log.read_text())
+    assert float(mib) == pytest.approx(2 * model.table_bytes / 2**20, abs=0.1)
+
+
+def test_tables_in_shards_of_their_own_are_not_read(tmp_path: Path, run: Any) -> None:
+    model = write_qwen3_5(tmp_path / "model", vocab_size=32_768, shards="tables")
+    stock, patched = run(model, STOCK), run(model, PATCHED)
+    check_same(model, stock, patched)
+    # vLLM's progress bar counts the shards it reads, of the target and the draft.
+    read = re.compile(r"Completed \| (\d+)/\1 ")
+    assert read.findall(stock.log.read_text()) == ["3", "3"]
+    assert read.findall(patched.log.read_text()) == ["3", "1"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"moe": True}, {"layout": "multimodal"}],
+    ids=["moe", "multimodal"],
+)
+def test_variants(tmp_path: Path, run: Any, options: dict[str, Any]) -> None:
+    model = write_qwen3_5(tmp_path / "model", vocab_size=32_768, **options)
+    check_same(model, run(model, STOCK), run(model, PATCHED))
+
+
+def test_quantized_target(tmp_path: Path, run: Any) -> None:
+    """Spawned processes unpickle its config, and import layers, before plugins."""
+    model = write_qwen3_5(tmp_path / "model", vocab_size=32_768, quantization="w8a8")
+    check_same(model, run(model, STOCK), run(model, PATCHED))
+
+
+def test_tensor_parallel(tmp_path: Path, run: Any) -> None:
+    model = write_qwen3_5(tmp_path / "model", vocab_size=32_768)
+    stock, patched = (
+        run(model, env, tensor_parallel_size=2) for env in (STOCK, PATCHED)
+    )
+    check_same(model, stock, patched)
+    # Half of both tables, on each of the two ranks.
+    per_rank = NOT_ALLOCATED.findall(patched.log.read_text())
+    assert [float(mib) for mib in per_rank] == [model.table_bytes / 2**20] * 2
+
+
+def test_compiled(tmp_path: Path, run: Any) -> None:
+    """Neither stock nor patched code may use what the other left in the cache."""
+    model = write_qwen3_5(tmp_path / "model", vocab_size=32_768)
+    stock, patched, again = (
+        run(model, env, enforce_eager=False) for env in (STOCK, PATCHED, STOCK)
+    )
+    check_same(model, stock, patched, again)

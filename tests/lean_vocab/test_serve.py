@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The real HTTP server, and loads that have to fail."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from benchmarks.checkpoints import CountingModel, write_qwen3_5
+from benchmarks.engine import EngineFailed, run_engine
+from benchmarks.server import serving
+
+pytestmark = pytest.mark.engine
+
+# A plugin whose proposers do not share the LM head. It patches a class that this
+# project leaves alone, once that is imported: a plugin may be called before ours.
+FOREIGN = """
+import sys
+from importlib.machinery import PathFinder
+
+NAME = "vllm.v1.spec_decode.eagle"
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name != NAME:
+            return None
+        spec = PathFinder.find_spec(name, path)
+        execute = spec.loader.exec_module
+        def exec_module(module):
+            execute(module)
+            module.EagleProposer._maybe_share_lm_head = lambda self, target: None
+        spec.loader.exec_module = exec_module
+        return spec
+
+def register():
+    if Finder not in sys.meta_path:
+        sys.meta_path.insert(0, Finder)
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> CountingModel:
+    return write_qwen3_5(tmp_path_factory.mktemp("model"), vocab_size=32_768)
+
+
+def foreign_proposer(folder: Path) -> Path:
+    """Write a package with a vLLM plugin, as if installed; return where it lies."""
+    dist_info = folder / "foreign_proposer-1.0.dist-info"
+    dist_info.mkdir(parents=True)
+    (dist_info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: foreign-proposer\nVersion: 1.0\n"
+    )
+    (dist_info / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\nforeign_proposer = foreign_proposer:register\n"
+    )
+    (folder / "foreign_proposer.py").write_text(FOREIGN)
+    return folder
+
+
+def test_server(model: CountingModel, tmp_path: Path) -> None:
+    """One pull request asked for by id, and an environment that vLLM validates."""
+    env = {"VLLM_LEAN_VOCAB": "qwen3_5_mtp", "VLLM_CACHE_ROOT": str(tmp_path / "cache")}
+    log = tmp_path / "server.log"
+    arguments = ["--fail-on-environ-validation"]
+    with serving(model.path, env=env, log=log, arguments=arguments) as server:
+        server.wait_until_ready(timeout=300)
+        answer = server.complete("7 8 9", max_tokens=24)
+        counters = server.counters()
+    assert answer.text.split() == [str(number) for number in range(10, 34)]
+    assert answer.usage["completion_tokens"] == 24
+    assert 0 < counters.accepted_tokens < counters.draft_tokens
+    text = log.read_text()
+    assert "on with vLLM" in text and "deferred_vocab, qwen3_5_mtp" in text
+    assert "64.0 MiB not allocated on this rank" in text
+    assert "Unknown vLLM environment variable" not in text
+
+
+def test_proposer_that_does_not_attach_fails_the_load(
+    model: CountingModel, tmp_path: Path
+) -> None:
+    env = {
+        "PYTHONPATH": os.pathsep.join(
+            [str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")]
+        ),
+        "VLLM_CACHE_ROOT": str(tmp_path / "cache"),
+        "VLLM_LEAN_VOCAB": None,
+    }
+    with pytest.raises(EngineFailed):
+        run_engine(
+            model.path, prompts=[[1]], log=tmp_path / "log", timeout=300, env=env
+        )
+    log = (tmp_path / "log").read_text()
+    [message] = {
+        line.split("RuntimeError: ", 1)[1]
+        for line in log.splitlines()
+        if "RuntimeError: Qwen3_5MTP" in line
+    }
+    assert "lm_head was left unallocated" in message
+    assert "VLLM_LEAN_VOCAB=0" in message
+
+    # The switch that the message names is the remedy.
+    env["VLLM_LEAN_VOCAB"] = "0"
+    stock = run_engine(
+        model.path, prompts=[[1]], log=tmp_path / "log", timeout=300, env=env
+    )
+    assert stock.token_ids == [model.continuation([1], 48)]
