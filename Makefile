@@ -22,7 +22,7 @@ venv: $(VENV)/.complete
 $(VENV)/.complete: pyproject.toml setup.py $(wildcard tools/*.py)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install $(PIP_ARGS) --editable '.[cpu,dev]'
-	$(BIN)/python tools/fit_torch_extras.py
+	$(BIN)/python tools/fit_environment.py
 	@touch $@
 
 demo: venv

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Declares torchvision's operators before it is first imported.
 
-For a CPU build of torch beside a CUDA build of torchvision; `fit_torch_extras.py` puts
+For a CPU build of torch beside a CUDA build of torchvision; `fit_environment.py` puts
 this file where it is needed, and has Python import it at every start.
 """
 

