@@ -40,6 +40,7 @@ lint: venv
 results: venv
 	$(BIN)/python -m benchmarks.start_cost --json $(RESULTS)/start_cost.json
 	$(BIN)/python -m benchmarks.demo --json $(RESULTS)/demo.json --plot $(RESULTS)/demo.png
+	$(BIN)/python -m benchmarks.readme
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info demo.png

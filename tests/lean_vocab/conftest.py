@@ -2,10 +2,17 @@
 """Fixtures for the tests of the tooling."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from .processes import Processes
+
+
+@pytest.fixture(scope="session")
+def warm_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache root shared by engines: vLLM inspects each model class once."""
+    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(scope="session")

@@ -23,12 +23,15 @@ IS_ON = "vllm-lean-vocab: on with vLLM"
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Any:
-    """Run a model; whatever it caches is this test's own."""
+def run(tmp_path: Path, warm_cache: Path) -> Any:
+    """Run a model, and check what the log says of this package."""
     runs: list[str] = []
 
     def run_model(
-        model: CountingModel, env: dict[str, str | None], **options: Any
+        model: CountingModel,
+        env: dict[str, str | None],
+        cache: Path = warm_cache,
+        **options: Any,
     ) -> EngineRun:
         runs.append("stock" if env is STOCK else "patched")
         result = run_engine(
@@ -37,7 +40,7 @@ def run(tmp_path: Path) -> Any:
             max_tokens=MAX_TOKENS,
             log=tmp_path / f"{len(runs)}-{runs[-1]}.log",
             timeout=400,
-            env={**env, "VLLM_CACHE_ROOT": str(tmp_path / "cache")},
+            env={**env, "VLLM_CACHE_ROOT": str(cache)},
             **options,
         )
         log = result.log.read_text()
@@ -87,6 +90,7 @@ def test_tables_in_shards_of_their_own_are_not_read(tmp_path: Path, run: Any) ->
     assert read.findall(patched.log.read_text()) == ["3", "1"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "options",
     [{"moe": True}, {"layout": "multimodal"}],
@@ -118,6 +122,7 @@ def test_compiled(tmp_path: Path, run: Any) -> None:
     """Neither stock nor patched code may use what the other left in the cache."""
     model = write_qwen3_5(tmp_path / "model", vocab_size=32_768)
     stock, patched, again = (
-        run(model, env, enforce_eager=False) for env in (STOCK, PATCHED, STOCK)
+        run(model, env, cache=tmp_path / "cache", enforce_eager=False)
+        for env in (STOCK, PATCHED, STOCK)
     )
     check_same(model, stock, patched, again)

@@ -58,9 +58,9 @@ def foreign_proposer(folder: Path) -> Path:
     return folder
 
 
-def test_server(model: CountingModel, tmp_path: Path) -> None:
+def test_server(model: CountingModel, tmp_path: Path, warm_cache: Path) -> None:
     """One pull request asked for by id, and an environment that vLLM validates."""
-    env = {"VLLM_LEAN_VOCAB": "qwen3_5_mtp", "VLLM_CACHE_ROOT": str(tmp_path / "cache")}
+    env = {"VLLM_LEAN_VOCAB": "qwen3_5_mtp", "VLLM_CACHE_ROOT": str(warm_cache)}
     log = tmp_path / "server.log"
     arguments = ["--fail-on-environ-validation"]
     with serving(model.path, env=env, log=log, arguments=arguments) as server:
@@ -77,13 +77,13 @@ def test_server(model: CountingModel, tmp_path: Path) -> None:
 
 
 def test_proposer_that_does_not_attach_fails_the_load(
-    model: CountingModel, tmp_path: Path
+    model: CountingModel, tmp_path: Path, warm_cache: Path
 ) -> None:
     env = {
         "PYTHONPATH": os.pathsep.join(
             [str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")]
         ),
-        "VLLM_CACHE_ROOT": str(tmp_path / "cache"),
+        "VLLM_CACHE_ROOT": str(warm_cache),
         "VLLM_LEAN_VOCAB": None,
     }
     with pytest.raises(EngineFailed):
