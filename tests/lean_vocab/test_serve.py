@@ -3,6 +3,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,18 +80,18 @@ def test_server(model: CountingModel, tmp_path: Path, warm_cache: Path) -> None:
 def test_proposer_that_does_not_attach_fails_the_load(
     model: CountingModel, tmp_path: Path, warm_cache: Path
 ) -> None:
-    env = {
-        "PYTHONPATH": os.pathsep.join(
-            [str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")]
-        ),
+    site = foreign_proposer(tmp_path / "site")
+    env: dict[str, str | None] = {
+        "PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]),
         "VLLM_CACHE_ROOT": str(warm_cache),
         "VLLM_LEAN_VOCAB": None,
     }
+    [prompt] = model.prompts(1)
+    log_file = tmp_path / "log"
+    options: dict[str, Any] = {"prompts": [prompt], "log": log_file, "timeout": 300}
     with pytest.raises(EngineFailed):
-        run_engine(
-            model.path, prompts=[[1]], log=tmp_path / "log", timeout=300, env=env
-        )
-    log = (tmp_path / "log").read_text()
+        run_engine(model.path, env=env, **options)
+    log = log_file.read_text()
     [message] = {
         line.split("RuntimeError: ", 1)[1]
         for line in log.splitlines()
@@ -101,7 +102,5 @@ def test_proposer_that_does_not_attach_fails_the_load(
 
     # The switch that the message names is the remedy.
     env["VLLM_LEAN_VOCAB"] = "0"
-    stock = run_engine(
-        model.path, prompts=[[1]], log=tmp_path / "log", timeout=300, env=env
-    )
-    assert stock.token_ids == [model.continuation([1], 48)]
+    stock = run_engine(model.path, env=env, **options)
+    assert stock.token_ids == [model.continuation(prompt, 48)]
