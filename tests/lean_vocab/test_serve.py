@@ -85,6 +85,7 @@ def test_proposer_that_does_not_attach_fails_the_load(
         "PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]),
         "VLLM_CACHE_ROOT": str(warm_cache),
         "VLLM_LEAN_VOCAB": None,
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     }
     [prompt] = model.prompts(1)
     log_file = tmp_path / "log"
