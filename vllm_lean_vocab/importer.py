@@ -51,7 +51,7 @@ class PatchedFinder(MetaPathFinder):
     Args:
         folder: Where the patched files lie.
         files: Text of each, by path, e.g. `vllm/model_executor/models/utils.py`.
-        after_import: What to call with a module once it has been imported, by path.
+        after_import: Called with each patched module once it has been imported.
 
     """
 
@@ -59,12 +59,10 @@ class PatchedFinder(MetaPathFinder):
         self,
         folder: Path,
         files: Mapping[str, str],
-        after_import: Mapping[str, Callable[[ModuleType], None]],
+        after_import: Callable[[ModuleType], None] | None = None,
     ) -> None:
         self.loaders = {
-            module_name(path): PatchedLoader(
-                folder / path, source, after_import.get(path)
-            )
+            module_name(path): PatchedLoader(folder / path, source, after_import)
             for path, source in files.items()
         }
 

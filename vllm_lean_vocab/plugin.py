@@ -17,7 +17,7 @@ from vllm_lean_vocab.edits import PullRequest
 from vllm_lean_vocab.series import SERIES
 
 VARIABLE = "VLLM_LEAN_VOCAB"
-DEFERRED_VOCAB = "vllm/model_executor/models/deferred_vocab.py"
+DEFERRED_VOCAB = "vllm.model_executor.models.deferred_vocab"
 
 # Handlers are on the logger "vllm", so ours has to be below it.
 logger = logging.getLogger("vllm.lean_vocab")
@@ -77,14 +77,8 @@ def _register(asked: str) -> None:
     if reasons:
         _warn(f"off on vLLM {vllm.__version__}: {'; '.join(reasons)}")
     if made.files:
-        after_import = {DEFERRED_VOCAB: _name_the_switch}
-        importer.install(importer.PatchedFinder(folder, made.files, after_import))
-        logger.info(
-            "vllm-lean-vocab: on with vLLM %s: %s (%s=0 turns it off)",
-            vllm.__version__,
-            ", ".join(made.ids("applies")),
-            VARIABLE,
-        )
+        news = f"on with vLLM {vllm.__version__}: {', '.join(made.ids('applies'))}"
+        importer.install(importer.PatchedFinder(folder, made.files, _Announce(news)))
 
 
 def _choose(asked_ids: Collection[str]) -> list[PullRequest]:
@@ -148,8 +142,21 @@ def _decoded(sources: dict[str, bytes | None]) -> dict[str, str | None]:
     }
 
 
-def _name_the_switch(deferred_vocab: Any) -> None:
-    deferred_vocab.REMEDY += f" {VARIABLE}=0 lets drafts allocate tables of their own."
+class _Announce:
+    """Says what is on when the first patched module is used.
+
+    Not earlier: in its main process vLLM sets up logging after it has loaded plugins.
+    """
+
+    def __init__(self, news: str) -> None:
+        self.news = news
+
+    def __call__(self, module: Any) -> None:
+        if module.__name__ == DEFERRED_VOCAB:
+            module.REMEDY += f" {VARIABLE}=0 lets drafts allocate tables of their own."
+        if self.news:
+            logger.info("vllm-lean-vocab: %s (%s=0 turns it off)", self.news, VARIABLE)
+            self.news = ""
 
 
 def _warn(message: str) -> None:

@@ -240,7 +240,7 @@ def test_a_poisoned_pyc_changes_nothing(
     )
     ordinary = importlib.util.spec_from_file_location("vllm.some.file", source)
     plan, folder = cached_plan(root, KEY, Maker())
-    patched = importer.PatchedFinder(folder, plan.files, {}).find_spec("vllm.some.file")
+    patched = importer.PatchedFinder(folder, plan.files).find_spec("vllm.some.file")
     assert _x_of(ordinary) == "evil"
     assert _x_of(patched) == "é"
 

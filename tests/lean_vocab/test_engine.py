@@ -4,7 +4,9 @@
 The right output is known without running stock: the checkpoints count.
 """
 
+import itertools
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ IS_ON = "vllm-lean-vocab: on with vLLM"
 @pytest.fixture
 def run(tmp_path: Path, warm_cache: Path) -> Any:
     """Run a model, and check what the log says of this package."""
-    runs: list[str] = []
+    runs = itertools.count(1)
 
     def run_model(
         model: CountingModel,
@@ -35,7 +37,7 @@ def run(tmp_path: Path, warm_cache: Path) -> Any:
         one_process: bool = False,
         **options: Any,
     ) -> EngineRun:
-        runs.append("stock" if switch is STOCK else "patched")
+        name = "stock" if switch is STOCK else "patched"
         env = {**switch, "VLLM_CACHE_ROOT": str(cache)}
         if one_process:
             env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -43,7 +45,7 @@ def run(tmp_path: Path, warm_cache: Path) -> Any:
             model.path,
             prompts=model.prompts(NUM_PROMPTS),
             max_tokens=MAX_TOKENS,
-            log=tmp_path / f"{len(runs)}-{runs[-1]}.log",
+            log=tmp_path / f"{next(runs)}-{name}.log",
             timeout=400,
             env=env,
             **options,
@@ -54,6 +56,15 @@ def run(tmp_path: Path, warm_cache: Path) -> Any:
         return result
 
     return run_model
+
+
+def pair(run: Any, model: CountingModel, **options: Any) -> tuple[Any, Any]:
+    """Run a model stock and patched, at the same time."""
+    with ThreadPoolExecutor() as pool:
+        stock, patched = pool.map(
+            lambda switch: run(model, switch, **options), (STOCK, PATCHED)
+        )
+    return stock, patched
 
 
 def check_same(model: CountingModel, *runs: EngineRun) -> None:
@@ -72,7 +83,8 @@ def check_same(model: CountingModel, *runs: EngineRun) -> None:
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_loading_peak(tmp_path: Path, run: Any, tied: bool) -> None:
     """What stays above the level before is what the draft really owns."""
-    model = write_qwen3_5(tmp_path / "model", tied=tied)
+    vocab_size = 65_536 if tied else 248_320
+    model = write_qwen3_5(tmp_path / "model", vocab_size=vocab_size, tied=tied)
     stock, patched = (
         run(model, switch, one_process=tied) for switch in (STOCK, PATCHED)
     )
@@ -89,9 +101,7 @@ def test_loading_peak(tmp_path: Path, run: Any, tied: bool) -> None:
 
 def test_tables_in_shards_of_their_own_are_not_read(tmp_path: Path, run: Any) -> None:
     model = write_qwen3_5(tmp_path / "model", vocab_size=32_768, shards="tables")
-    stock, patched = (
-        run(model, switch, one_process=True) for switch in (STOCK, PATCHED)
-    )
+    stock, patched = pair(run, model, one_process=True)
     check_same(model, stock, patched)
     # Where vLLM's progress bars begin: shards of the target, then of the draft.
     read = re.compile(r" 0% Completed \| 0/(\d+) ")
@@ -107,22 +117,18 @@ def test_tables_in_shards_of_their_own_are_not_read(tmp_path: Path, run: Any) ->
 )
 def test_variants(tmp_path: Path, run: Any, options: dict[str, Any]) -> None:
     model = write_qwen3_5(tmp_path / "model", vocab_size=32_768, **options)
-    check_same(
-        model, *(run(model, switch, one_process=True) for switch in (STOCK, PATCHED))
-    )
+    check_same(model, *pair(run, model, one_process=True))
 
 
 def test_quantized_target(tmp_path: Path, run: Any) -> None:
     """Spawned processes unpickle its config, and import layers, before plugins."""
     model = write_qwen3_5(tmp_path / "model", vocab_size=32_768, quantization="w8a8")
-    check_same(model, run(model, STOCK), run(model, PATCHED))
+    check_same(model, *pair(run, model))
 
 
 def test_tensor_parallel(tmp_path: Path, run: Any) -> None:
     model = write_qwen3_5(tmp_path / "model", vocab_size=32_768)
-    stock, patched = (
-        run(model, switch, tensor_parallel_size=2) for switch in (STOCK, PATCHED)
-    )
+    stock, patched = pair(run, model, tensor_parallel_size=2)
     check_same(model, stock, patched)
     # Half of both tables, on each of the two ranks.
     per_rank = NOT_ALLOCATED.findall(patched.log.read_text())

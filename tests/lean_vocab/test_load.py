@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CountingModel]
 
 
 def load(
+    switch: str,
     tmp_path: Path,
     cache: Path,
     model: CountingModel,
-    switch: str,
     proposer: str = "legacy",
     stages: int = 1,
 ) -> dict[str, Any]:
@@ -85,6 +86,15 @@ def load(
     return report
 
 
+def load_both(*args: Any, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Load stock and patched, at the same time."""
+    with ThreadPoolExecutor() as pool:
+        stock, patched = pool.map(
+            lambda switch: load(switch, *args, **options), ("0", "1")
+        )
+    return stock, patched
+
+
 @pytest.mark.parametrize(("variant", "proposer"), CASES)
 def test_no_vocabulary_storage_at_any_moment(
     tmp_path: Path,
@@ -94,8 +104,7 @@ def test_no_vocabulary_storage_at_any_moment(
     proposer: str,
 ) -> None:
     model = models[variant]
-    stock = load(tmp_path, warm_cache, model, "0", proposer)
-    patched = load(tmp_path, warm_cache, model, "1", proposer)
+    stock, patched = load_both(tmp_path, warm_cache, model, proposer)
 
     # The recorder sees a table where there is one.
     assert stock["built"]["largest"] >= model.table_bytes
@@ -116,8 +125,7 @@ def test_no_vocabulary_storage_at_any_moment(
 def test_two_pipeline_stages_load_as_on_stock(
     tmp_path: Path, warm_cache: Path, models: dict[str, CountingModel], variant: str
 ) -> None:
-    stock = load(tmp_path, warm_cache, models[variant], "0", stages=2)
-    patched = load(tmp_path, warm_cache, models[variant], "1", stages=2)
+    stock, patched = load_both(tmp_path, warm_cache, models[variant], stages=2)
 
     table_bytes = models[variant].table_bytes
     assert patched["built"]["embed_tokens"]["nbytes"] == table_bytes

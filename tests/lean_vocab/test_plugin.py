@@ -62,6 +62,9 @@ def load(sets_up_logging: bool = True) -> dict[str, Any]:
 
         configure_logging(LoggingConfig())
     load_general_plugins()
+    print("plugins loaded", flush=True)
+    if _is_patched(DEFERRED_VOCAB):
+        importlib.import_module(DEFERRED_VOCAB)
     return {
         "served": sorted(name for name in EVERYTHING if _is_patched(name)),
         "libcst": "libcst" in sys.modules,
@@ -104,6 +107,8 @@ def test_on_by_default_and_warm_without_libcst(
         assert outcome.value["libcst"] is not warm
         [line] = outcome.lines(ON)
         assert "INFO" in line and f": {IDS} (VLLM_LEAN_VOCAB=0" in line
+        # When it is used: in its main process vLLM sets up logging after plugins.
+        assert outcome.output.index("plugins loaded") < outcome.output.index(ON)
         assert not warnings(outcome)
     [entry] = (root / "lean_vocab").iterdir()
     assert (entry / "manifest.json").exists()
