@@ -7,19 +7,23 @@ hashes, and folders and files that another user could have written are not used.
 patched sources are real files, so that tracebacks show the code that runs.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from vllm_lean_vocab.plan import Plan, Status
 
 MANIFEST = "manifest.json"
 ATTEMPTS = 4
+PATIENCE = 5.0  # seconds
 
 
 class Untrusted(Exception):
@@ -67,14 +71,38 @@ def cached_plan(root: Path, key: str, make: Callable[[], Plan]) -> tuple[Plan, P
     # More than once: a process that found a damaged entry may discard a good one.
     for _ in range(ATTEMPTS):
         if not os.path.lexists(folder):
-            made = made or make()
-            _write(root, folder, made)
+            with _alone(root):
+                if not os.path.lexists(folder):
+                    made = made or make()
+                    _write(root, folder, made)
         try:
             return _read(folder), folder
         except Exception as error:  # whatever is wrong with it, it is made anew
             problem = error
             _discard(folder)
     raise Untrusted(f"{folder}: can't be made anew: {problem}") from problem
+
+
+@contextlib.contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """Let one process at a time make a plan; the others find it made.
+
+    It only saves work, so whoever waits for long goes on without it.
+    """
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.02)
+            except OSError:  # a file system without locks
+                break
+        yield
+    finally:
+        os.close(descriptor)  # which unlocks, as the end of the process does
 
 
 def _read(folder: Path) -> Plan:

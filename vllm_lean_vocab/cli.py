@@ -81,7 +81,7 @@ def _status(options: argparse.Namespace) -> int:
     made = plan.make_plan(_sources(root, SERIES), SERIES)
     version = _version(root) if options.vllm is None else None
     if options.json:
-        rows = [vars(status) for status in made.statuses]
+        rows = [status._asdict() for status in made.statuses]
         print(json.dumps({"vllm": version, "pull_requests": rows}, indent=2))
     else:
         print(f"vLLM {version or root / 'vllm'}")

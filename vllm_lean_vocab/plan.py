@@ -2,9 +2,8 @@
 """Decides which pull requests apply to a vLLM, and what its files become."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from vllm_lean_vocab.edits import PullRequest, Refused
 
@@ -17,8 +16,7 @@ if not _REPOSITORY.is_dir():
     _REPOSITORY = _HERE.parent
 
 
-@dataclass(frozen=True)
-class Status:
+class Status(NamedTuple):
     """What became of one pull request.
 
     Attributes:
@@ -33,8 +31,7 @@ class Status:
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """The outcome for one vLLM.
 
     Attributes:
@@ -45,7 +42,7 @@ class Plan:
     """
 
     statuses: Sequence[Status]
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str]
 
     def ids(self, state: State) -> list[str]:
         """Return the ids of the pull requests in a state."""

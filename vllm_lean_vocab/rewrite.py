@@ -89,6 +89,8 @@ def _apply(module: cst.Module, edit: Edit) -> cst.Module:
     code = cst.parse_module(textwrap.dedent(edit.code).strip() + "\n")
     if not edit.where:
         return _insert_import(module, code.body[0])
+    if bool(edit.before) == bool(edit.after):
+        raise ValueError(f"{edit.where}: an Insert takes `before` or `after`")
     scope = _the_scope(module, edit.where)
     anchor = _the_one(scope, _statements, module, edit.before or edit.after, edit.where)
     if edit.before:

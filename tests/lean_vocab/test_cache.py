@@ -76,7 +76,7 @@ def test_round_trip(root: Path) -> None:
 
 
 def test_a_plan_without_files(root: Path) -> None:
-    empty = Plan((Status("one", "upstream"),))
+    empty = Plan((Status("one", "upstream"),), {})
     for _ in range(2):
         plan, _ = cached_plan(root, KEY, lambda: empty)
         assert plan == empty
@@ -330,7 +330,7 @@ def test_a_root_that_cannot_be_written(
 
 # Does what the plugin does, and says how often it made the plan.
 PLANNER = """
-import dataclasses, importlib.util, json, sys
+import importlib.util, json, sys
 from pathlib import Path
 from vllm_lean_vocab import cache, plan
 from vllm_lean_vocab.series import SERIES
@@ -344,7 +344,7 @@ def make():
     made.append(1)
     return plan.make_plan(sources, SERIES)
 result, folder = cache.cached_plan(root, key, make)
-print(json.dumps([len(made), str(folder), dataclasses.asdict(result)]))
+print(json.dumps([len(made), str(folder), result]))
 """
 
 # The same with a small plan, for each of many entries.
