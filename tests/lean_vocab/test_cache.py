@@ -377,7 +377,7 @@ def in_many_processes(count: int, script: str, *arguments: str) -> list[Any]:
 def test_many_processes_at_once_on_a_cold_cache(root: Path) -> None:
     results = in_many_processes(6, PLANNER, str(root), KEY)
     assert len({json.dumps(result[1:]) for result in results}) == 1
-    assert sum(made for made, *_ in results) >= 2  # they did meet
+    assert sum(made for made, *_ in results) == 1  # the others waited for it
     assert [path.name for path in root.iterdir()] == [KEY]
     assert [made for made, *_ in in_many_processes(1, PLANNER, str(root), KEY)] == [0]
 
