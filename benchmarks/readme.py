@@ -67,7 +67,8 @@ prompts at temperature zero, sent one at a time.
 
 ![Memory over time, stock and patched]({RESULTS / "demo.png"})
 
-{_about_copies(demo)}The plugin adds {warm["median_ms"]:.0f} ms ({warm["min_ms"]:.0f} to \
+{_about_copies(demo)}The plugin adds {warm["median_ms"]:.0f} ms \
+({warm["min_ms"]:.0f} to \
 {warm["max_ms"]:.0f}) to the start of a process, and {cold["median_ms"] / 1000:.1f} s \
 ({cold["min_ms"] / 1000:.1f} to {cold["max_ms"] / 1000:.1f}) to the
 first one after vLLM or this package changed; to each of {len(together["samples_ms"])} \
