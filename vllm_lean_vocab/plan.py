@@ -125,6 +125,7 @@ def _try(
         if source is None:
             raise Refused(f"{edits.path}: this vLLM has no such file")
         changed[edits.path], present[edits.path] = rewrite.apply_edits(source, edits)
+        rewrite.check_names(edits.path, source, changed[edits.path])
     for path in pull_request.new_files:
         present[path] = sources.get(path) is not None
         changed[path] = repository_file(path).read_text(encoding="utf-8")

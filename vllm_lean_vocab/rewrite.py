@@ -6,7 +6,9 @@ Python's own syntax trees, which know neither.
 """
 
 import ast
+import builtins
 import itertools
+import symtable
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -69,6 +71,45 @@ def has_statement(source: str, has: Has) -> bool:
         _find(scope, _statements, module, has.statement)
         for scope in _scopes(module, has.where)
     )
+
+
+def check_names(path: str, before: str, after: str) -> None:
+    """Check that a change uses no names that its file does not define.
+
+    Such a change would fail when its code runs: in vLLM, while a model is built.
+
+    Args:
+        path: The file, from the root of vLLM's repository.
+        before: Its text.
+        after: Its text with the change.
+
+    Raises:
+        Refused: It does.
+
+    """
+    if undefined := _undefined_names(after) - _undefined_names(before):
+        names = ", ".join(sorted(undefined))
+        raise Refused(f"{path}: the change uses names that are not there: {names}")
+
+
+def _undefined_names(source: str) -> set[str]:
+    """Return the global names that a module uses and does not define."""
+    module = symtable.symtable(source, "<source>", "exec")
+    tables, used = [module], set()
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        used |= {
+            symbol.get_name()
+            for symbol in table.get_symbols()
+            if symbol.is_referenced() and (symbol.is_global() or table is module)
+        }
+    defined = {s.get_name() for s in module.get_symbols() if _is_bound(s)}
+    return used - defined - set(dir(builtins)) - {"__file__", "__name__"}
+
+
+def _is_bound(symbol: symtable.Symbol) -> bool:
+    return symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
 
 
 def _parse(source: str, path: str) -> cst.Module:

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from vllm_lean_vocab.edits import Edit, Has, In, Insert, Refused, Replace
-from vllm_lean_vocab.rewrite import apply_edits, has_statement
+from vllm_lean_vocab.rewrite import apply_edits, check_names, has_statement
 
 PATH = "vllm/some/file.py"
 
@@ -412,3 +412,14 @@ def test_has_statement() -> None:
         SOURCE, Has(PATH, "Outer.Inner", "self.table = Table(...)")
     )
     assert not has_statement(SOURCE, Has(PATH, "Missing", "self.table = Table(...)"))
+
+
+def test_names_that_a_change_uses() -> None:
+    before = "import os\n\n\ndef f(a):\n    return g(a, os)\n"
+    with pytest.raises(Refused, match=f"^{PATH}: .* not there: h$"):
+        check_names(PATH, before, before.replace("(a, os)", "(h(a), os)"))
+    # `g` was missing before; locals, builtins and what is imported are there.
+    for a in ("len([b for b in (a, os)])", "(lambda b: b)(a)", "a.h"):
+        check_names(PATH, before, before.replace("(a, os)", f"({a}, os)"))
+    after = "from m import h\n" + before.replace("(a, os)", "(h(a), os)")
+    check_names(PATH, before, after)

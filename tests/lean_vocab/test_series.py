@@ -237,6 +237,7 @@ def test_a_vllm_without_the_file(path: str, installed: Sources) -> None:
         (MODEL, "self.lm_head = ParallelLMHead(", "self.head = H(", "found 0"),
         (MODEL, '"embed_tokens", "lm_head"', '"lm_head"', "found 0"),
         (MODEL, "class Qwen3_5MultiTokenPredictor(", "class Other(", "found 0"),
+        (MODEL, "get_pp_group", "pipeline_group", "not there: get_pp_group"),
     ],
 )
 def test_conflict(

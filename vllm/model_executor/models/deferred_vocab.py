@@ -8,13 +8,15 @@ target's module in its place once the draft has loaded.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from vllm.distributed.parallel_state import GroupCoordinator
 from vllm.logger import init_logger
+
+if TYPE_CHECKING:
+    from vllm.distributed.parallel_state import GroupCoordinator
 
 logger = init_logger(__name__)
 
@@ -97,13 +99,13 @@ class DeferredLMHead(DeferredVocabModule):
         return self
 
 
-def _defers(pp_group: GroupCoordinator) -> bool:
+def _defers(pp_group: "GroupCoordinator") -> bool:
     # With more stages the proposer leaves the draft's embedding alone.
     return pp_group.world_size == 1
 
 
 def draft_embedding(
-    embedding_class: type[nn.Module], pp_group: GroupCoordinator
+    embedding_class: type[nn.Module], pp_group: "GroupCoordinator"
 ) -> type[nn.Module]:
     """Return the class to build a draft's vocabulary embedding from.
 
@@ -116,7 +118,7 @@ def draft_embedding(
 
 
 def draft_lm_head(
-    head_class: type[nn.Module], pp_group: GroupCoordinator
+    head_class: type[nn.Module], pp_group: "GroupCoordinator"
 ) -> type[nn.Module]:
     """Return the class to build a draft's LM head from.
 
