@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pull requests, in the order they apply.
 
-To add one: write a module beside this one that defines `PULL_REQUEST`, put its text
-beside it, and name it in `SERIES`. Nothing else needs to know of it.
+To add one: write a module beside this one that defines `PULL_REQUEST`, and name it in
+`SERIES`. Nothing else needs to know of it.
 """
 
 from vllm_lean_vocab.series import deferred_vocab, qwen3_5_mtp
