@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ships vLLM's new files, and the tests that go upstream with them, as package data.
+"""Ships the files that are new to vLLM as package data.
 
 They stand at vLLM's paths in this repository, outside the package. An editable install
 reads them there.

@@ -23,7 +23,9 @@ from vllm_lean_vocab.plan import Plan, Status
 
 MANIFEST = "manifest.json"
 ATTEMPTS = 4
-PATIENCE = 5.0  # seconds
+# In seconds.
+PATIENCE = 5.0
+STALE = 3600.0
 
 
 class Untrusted(Exception):
@@ -64,7 +66,7 @@ def cached_plan(root: Path, key: str, make: Callable[[], Plan]) -> tuple[Plan, P
 
     """
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _check_owner(os.lstat(root), root, stat.S_ISDIR)
+    _make_private(root)
     folder = root / key
     made: Plan | None = None
     problem: Exception | None = None
@@ -79,8 +81,26 @@ def cached_plan(root: Path, key: str, make: Callable[[], Plan]) -> tuple[Plan, P
             return _read(folder), folder
         except Exception as error:  # whatever is wrong with it, it is made anew
             problem = error
-            _discard(folder)
+            try:
+                _discard(folder)
+            except OSError as stuck:
+                raise Untrusted(f"{error}; and it stays there: {stuck}") from error
     raise Untrusted(f"{folder}: can't be made anew: {problem}") from problem
+
+
+def _make_private(root: Path) -> None:
+    """Shut others out of a folder of ours that they could write to.
+
+    Volumes that are mounted for a group come like that anew each time. What lies there
+    is not used.
+    """
+    status = os.lstat(root)
+    ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    if ours and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        os.chmod(root, 0o700)
+        for entry in root.iterdir():
+            _discard(entry)
+    _check_owner(os.lstat(root), root, stat.S_ISDIR)
 
 
 @contextlib.contextmanager
@@ -140,6 +160,10 @@ def _check_owner(
 
 
 def _write(root: Path, folder: Path, plan: Plan) -> None:
+    for left in root.glob(".*"):  # by a process that was killed
+        with contextlib.suppress(OSError):  # or by one that is about to remove it
+            if left.lstat().st_mtime < time.time() - STALE:
+                shutil.rmtree(left, ignore_errors=True)
     aside = root / f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}"
     aside.mkdir(mode=0o700)
     try:

@@ -131,6 +131,8 @@ def _try(
         changed[path] = repository_file(path).read_text(encoding="utf-8")
     if all(present.values()):
         return {}
+    for edits in pull_request.edits:
+        rewrite.check_imports(edits, {**sources, **changed})
     there = [path for path, is_there in present.items() if is_there]
     if there:
         raise Refused(f"{there[0]}: the change is there already, elsewhere it isn't")

@@ -5,6 +5,7 @@ Nothing that goes wrong here may stop vLLM or leave it half patched: all is prep
 first, the finder is installed last, and any exception ends in one warning.
 """
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -35,7 +36,9 @@ def register() -> None:
         asked = os.environ.get(VARIABLE, "").strip()
         if asked != "0":
             _register(asked)
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of LibCST's parser is no Exception
         _warn(f"off, vLLM runs unpatched: {type(error).__name__}: {error}")
 
 
@@ -152,11 +155,12 @@ class _Announce:
         self.news = news
 
     def __call__(self, module: Any) -> None:
-        if module.__name__ == DEFERRED_VOCAB:
-            module.REMEDY += f" {VARIABLE}=0 lets drafts allocate tables of their own."
-        if self.news:
-            logger.info("vllm-lean-vocab: %s (%s=0 turns it off)", self.news, VARIABLE)
-            self.news = ""
+        with contextlib.suppress(Exception):  # vLLM is in the middle of an import
+            if module.__name__ == DEFERRED_VOCAB:
+                module.REMEDY += f" {VARIABLE}=0 lets drafts allocate their own tables."
+            if self.news:
+                news, self.news = self.news, ""
+                logger.info("vllm-lean-vocab: %s (%s=0 turns it off)", news, VARIABLE)
 
 
 def _warn(message: str) -> None:

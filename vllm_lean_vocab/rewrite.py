@@ -10,12 +10,12 @@ import builtins
 import itertools
 import symtable
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import libcst as cst
 
-from vllm_lean_vocab.edits import Edit, Has, In, Refused, Replace
+from vllm_lean_vocab.edits import Edit, Has, In, Insert, Refused, Replace
 
 
 def apply_edits(source: str, edits: In) -> tuple[str, bool]:
@@ -92,6 +92,40 @@ def check_names(path: str, before: str, after: str) -> None:
         raise Refused(f"{path}: the change uses names that are not there: {names}")
 
 
+def check_imports(edits: In, texts: Mapping[str, str | None]) -> None:
+    """Check that what the edits import is there, as far as the files are known.
+
+    A vLLM may have a new file of a pull request already, with other names in it.
+
+    Args:
+        edits: The edits to one file.
+        texts: Text of files by path.
+
+    Raises:
+        Refused: A name is missing in the file that it is imported from.
+
+    """
+    for edit in edits.edits:
+        if isinstance(edit, Replace) or edit.where:
+            continue
+        statement = _import_of(edit)
+        package = edits.path.split("/")[: -statement.level] if statement.level else []
+        path = "/".join([*package, *(statement.module or "").split(".")]) + ".py"
+        if (text := texts.get(path)) is None:
+            continue
+        defined = _defined_names(symtable.symtable(text, path, "exec"))
+        missing = {alias.name for alias in statement.names} - defined
+        if missing:
+            names = ", ".join(sorted(missing))
+            raise Refused(f"{path}: has no {names}, which {edits.path} would import")
+
+
+def _import_of(edit: Insert) -> ast.ImportFrom:
+    [statement] = ast.parse(textwrap.dedent(edit.code).strip()).body
+    assert isinstance(statement, ast.ImportFrom)
+    return statement
+
+
 def _undefined_names(source: str) -> set[str]:
     """Return the global names that a module uses and does not define."""
     module = symtable.symtable(source, "<source>", "exec")
@@ -104,12 +138,16 @@ def _undefined_names(source: str) -> set[str]:
             for symbol in table.get_symbols()
             if symbol.is_referenced() and (symbol.is_global() or table is module)
         }
-    defined = {s.get_name() for s in module.get_symbols() if _is_bound(s)}
-    return used - defined - set(dir(builtins)) - {"__file__", "__name__"}
+    known = {*dir(builtins), "__file__", "__name__"}
+    return used - _defined_names(module) - known
 
 
-def _is_bound(symbol: symtable.Symbol) -> bool:
-    return symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
+def _defined_names(module: symtable.SymbolTable) -> set[str]:
+    return {
+        symbol.get_name()
+        for symbol in module.get_symbols()
+        if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
+    }
 
 
 def _parse(source: str, path: str) -> cst.Module:
@@ -145,8 +183,7 @@ def _is_present(module: cst.Module, edit: Edit) -> bool:
         return any(_find(s, _expressions, module, edit.new) for s in scopes)
     code = textwrap.dedent(edit.code).strip()
     if not edit.where:
-        wanted = ast.parse(code).body[0]
-        assert isinstance(wanted, ast.ImportFrom)
+        wanted = _import_of(edit)
         imported = {
             alias.name
             for node in ast.parse(module.code).body
@@ -344,7 +381,7 @@ def _parenthesised(
 
 
 def _insert_import(module: cst.Module, statement: Any) -> cst.Module:
-    """Insert an import below the last one at the top; export sorts them."""
+    """Insert an import below the last one at the top; `diff` sorts them."""
     top = itertools.takewhile(
         lambda node: not isinstance(node, cst.FunctionDef | cst.ClassDef), module.body
     )

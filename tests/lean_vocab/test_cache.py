@@ -205,10 +205,15 @@ def test_empty_folder_in_place_of_an_entry(root: Path, entry: Path) -> None:
 
 
 def test_what_a_dead_process_left_is_no_entry(root: Path) -> None:
-    (root / f".{KEY}.1.00000000").mkdir(parents=True)
+    left = root / f".{KEY}.1.00000000"
+    left.mkdir(parents=True)
     root.chmod(0o700)
     plan, _ = cached_plan(root, KEY, Maker())
     assert plan == PLAN
+    assert left.exists()  # it may be somebody's who is still writing
+    os.utime(left, (0, 0))
+    cached_plan(root, "another", Maker())
+    assert not left.exists()
 
 
 @pytest.mark.parametrize("path", ["", MANIFEST, PATH])
@@ -281,12 +286,14 @@ def test_a_root_that_another_user_owns_is_refused(root: Path, entry: Path) -> No
 
 
 @pytest.mark.parametrize("mode", [0o720, 0o702, 0o777])
-def test_a_root_that_others_may_write_to_is_refused(
+def test_a_root_that_others_may_write_to_is_emptied_and_made_private(
     root: Path, entry: Path, mode: int
 ) -> None:
+    (root / "planted").write_text("x = 'evil'")
     root.chmod(mode)
-    with pytest.raises(Untrusted, match="others may write"):
-        cached_plan(root, KEY, Maker())
+    check_is_made_anew(root)
+    assert root.stat().st_mode & 0o777 == 0o700
+    assert [path.name for path in root.iterdir()] == [KEY]
 
 
 @pytest.mark.parametrize("path", ["", MANIFEST, PATH])
@@ -377,7 +384,7 @@ def in_many_processes(count: int, script: str, *arguments: str) -> list[Any]:
 def test_many_processes_at_once_on_a_cold_cache(root: Path) -> None:
     results = in_many_processes(6, PLANNER, str(root), KEY)
     assert len({json.dumps(result[1:]) for result in results}) == 1
-    assert sum(made for made, *_ in results) == 1  # the others waited for it
+    assert sum(made for made, *_ in results) >= 1  # most wait for it
     assert [path.name for path in root.iterdir()] == [KEY]
     assert [made for made, *_ in in_many_processes(1, PLANNER, str(root), KEY)] == [0]
 

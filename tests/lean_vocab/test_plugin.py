@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from vllm_lean_vocab import importer, plan, plugin
-from vllm_lean_vocab.edits import In, Insert, PullRequest
+from vllm_lean_vocab.edits import In, Insert
 from vllm_lean_vocab.series import SERIES
 
 from .processes import Outcome, Processes
@@ -247,8 +247,7 @@ def load_with_a_conflict(id: str) -> dict[str, Any]:
     first, *others = doctored.edits
     unfit = In(first.path, *first.edits, Insert("Nowhere.at_all", "x", after="y"))
     series = [
-        PullRequest(**{**vars(p), "edits": [unfit, *others]}) if p is doctored else p
-        for p in SERIES
+        p._replace(edits=[unfit, *others]) if p is doctored else p for p in SERIES
     ]
     plugin.SERIES = tuple(series)  # type: ignore[assignment]
     return load()

@@ -254,6 +254,19 @@ def test_a_file_that_cannot_be_parsed_is_a_conflict_of_its_own(
     check_conflict({**installed, MODEL: "def f(:\n"}, MODEL, "can't be parsed")
 
 
+def test_a_new_file_that_vllm_has_with_other_names(
+    installed: Sources, plan: Plan
+) -> None:
+    # As if reviewers had renamed a function before they merged it.
+    there = {**installed, **plan.files, MODEL: installed[MODEL]}
+    there[DEFERRED_VOCAB] = text_of(there, DEFERRED_VOCAB).replace(
+        "def draft_lm_head", "def head_for_draft"
+    )
+    base, mtp = make_plan(there, SERIES).statuses
+    assert (base.state, mtp.state) == ("upstream", "conflict")
+    assert f"{DEFERRED_VOCAB}: has no draft_lm_head" in mtp.reason
+
+
 @pytest.mark.parametrize("path", [DEFERRED_VOCAB, PROPOSER, V2_LOADER])
 def test_half_a_change_is_a_conflict(path: str, installed: Sources, plan: Plan) -> None:
     # All of it in one file, nothing in the others.

@@ -295,6 +295,19 @@ def test_check_names_every_placeholder_that_is_left(logged):
     assert not logged
 
 
+@pytest.mark.parametrize("attached", [None, "absent"])
+def test_check_names_what_is_no_module(attached):
+    draft = Draft()
+    deferred = deferred_modules(draft)
+    draft.model.embed_tokens = Target().model.embed_tokens
+    del draft.lm_head
+    if attached is None:
+        draft.lm_head = None
+
+    with pytest.raises(RuntimeError, match="Draft: lm_head was left unallocated"):
+        check_attached(draft, deferred)
+
+
 def load_with_legacy_runner(monkeypatch, draft, target):
     monkeypatch.setattr(
         llm_base_proposer, "get_layers_from_vllm_config", lambda *args, **kwargs: {}

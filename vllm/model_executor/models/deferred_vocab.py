@@ -8,6 +8,7 @@ target's module in its place once the draft has loaded.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -162,15 +163,16 @@ def check_attached(model: nn.Module, deferred: Sequence[str]) -> None:
 
     """
     draft = type(model).__name__
-    left = deferred_modules(model)
+    attached = {name: _submodule(model, name) for name in deferred}
+    left = [name for name, module in attached.items() if _is_unusable(module)]
     if left:
         raise RuntimeError(
             f"{draft}: {', '.join(left)} was left unallocated for the target's module "
             f"to be attached in its place, and none was attached. {REMEDY}"
         )
     saved = {
-        name: sum(p.nbytes for p in model.get_submodule(name).parameters()) / 2**20
-        for name in deferred
+        name: sum(p.nbytes for p in module.parameters()) / 2**20
+        for name, module in attached.items()
     }
     if saved:
         logger.info(
@@ -180,3 +182,13 @@ def check_attached(model: nn.Module, deferred: Sequence[str]) -> None:
             sum(saved.values()),
             ", ".join(f"{name} {mib:.1f} MiB" for name, mib in saved.items()),
         )
+
+
+def _submodule(model: nn.Module, name: str) -> Any:
+    return reduce(
+        lambda module, part: getattr(module, part, None), name.split("."), model
+    )
+
+
+def _is_unusable(module: Any) -> bool:
+    return isinstance(module, DeferredVocabModule) or not isinstance(module, nn.Module)
