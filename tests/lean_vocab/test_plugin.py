@@ -203,8 +203,17 @@ def test_cache_that_others_may_write_to(processes: Processes, root: Path) -> Non
     (root / "lean_vocab").mkdir(parents=True)
     (root / "lean_vocab").chmod(0o777)
     outcome = processes.run(load, VLLM_CACHE_ROOT=str(root))
+    assert served(outcome) == EVERYTHING and not warnings(outcome)
+    assert (root / "lean_vocab").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_cache_of_another_user(processes: Processes, root: Path) -> None:
+    (root / "lean_vocab").mkdir(parents=True)
+    os.chown(root / "lean_vocab", 12_345, -1)
+    outcome = processes.run(load, VLLM_CACHE_ROOT=str(root))
     check_stock(outcome)
-    assert "others may write to it" in only_warning(outcome)
+    assert "belongs to another user (uid 12345)" in only_warning(outcome)
 
 
 def test_damaged_cache_is_repaired(processes: Processes, root: Path) -> None:
