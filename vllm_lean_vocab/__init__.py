@@ -4,7 +4,7 @@
 The parts, in the order data flows through them:
 
 - `series`: the pull requests, one module each: edits, new files, tests, text;
-- `edits`: what an edit is, and how it is applied to a source text;
+- `edits`: what an edit is; `rewrite` carries it out, `names` checks the outcome;
 - `plan`: which pull requests apply to a given vLLM, and what its files become;
 - `cache`, `importer`, `plugin`: serve the patched modules to a running vLLM;
 - `diff`, `cli`: show them.

@@ -108,7 +108,7 @@ def _try(
     statuses: Mapping[str, Status],
 ) -> dict[str, str]:
     """Return the files as changed, nothing where the change is there already."""
-    from vllm_lean_vocab import rewrite
+    from vllm_lean_vocab import names, rewrite  # late: they are of no use when warm
 
     for has in pull_request.upstream_if:
         source = sources.get(has.path)
@@ -125,14 +125,14 @@ def _try(
         if source is None:
             raise Refused(f"{edits.path}: this vLLM has no such file")
         changed[edits.path], present[edits.path] = rewrite.apply_edits(source, edits)
-        rewrite.check_names(edits.path, source, changed[edits.path])
+        names.check_names(edits.path, source, changed[edits.path])
     for path in pull_request.new_files:
         present[path] = sources.get(path) is not None
         changed[path] = repository_file(path).read_text(encoding="utf-8")
     if all(present.values()):
         return {}
     for edits in pull_request.edits:
-        rewrite.check_imports(edits, {**sources, **changed})
+        names.check_imports(edits, {**sources, **changed})
     there = [path for path, is_there in present.items() if is_there]
     if there:
         raise Refused(f"{there[0]}: the change is there already, elsewhere it isn't")

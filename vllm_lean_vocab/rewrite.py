@@ -6,16 +6,15 @@ Python's own syntax trees, which know neither.
 """
 
 import ast
-import builtins
 import itertools
-import symtable
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import libcst as cst
 
-from vllm_lean_vocab.edits import Edit, Has, In, Insert, Refused, Replace
+from vllm_lean_vocab.edits import Edit, Has, In, Refused, Replace
+from vllm_lean_vocab.names import import_of
 
 
 def apply_edits(source: str, edits: In) -> tuple[str, bool]:
@@ -73,83 +72,6 @@ def has_statement(source: str, has: Has) -> bool:
     )
 
 
-def check_names(path: str, before: str, after: str) -> None:
-    """Check that a change uses no names that its file does not define.
-
-    Such a change would fail when its code runs: in vLLM, while a model is built.
-
-    Args:
-        path: The file, from the root of vLLM's repository.
-        before: Its text.
-        after: Its text with the change.
-
-    Raises:
-        Refused: It does.
-
-    """
-    if undefined := _undefined_names(after) - _undefined_names(before):
-        names = ", ".join(sorted(undefined))
-        raise Refused(f"{path}: the change uses names that are not there: {names}")
-
-
-def check_imports(edits: In, texts: Mapping[str, str | None]) -> None:
-    """Check that what the edits import is there, as far as the files are known.
-
-    A vLLM may have a new file of a pull request already, with other names in it.
-
-    Args:
-        edits: The edits to one file.
-        texts: Text of files by path.
-
-    Raises:
-        Refused: A name is missing in the file that it is imported from.
-
-    """
-    for edit in edits.edits:
-        if isinstance(edit, Replace) or edit.where:
-            continue
-        statement = _import_of(edit)
-        package = edits.path.split("/")[: -statement.level] if statement.level else []
-        path = "/".join([*package, *(statement.module or "").split(".")]) + ".py"
-        if (text := texts.get(path)) is None:
-            continue
-        defined = _defined_names(symtable.symtable(text, path, "exec"))
-        missing = {alias.name for alias in statement.names} - defined
-        if missing:
-            names = ", ".join(sorted(missing))
-            raise Refused(f"{path}: has no {names}, which {edits.path} would import")
-
-
-def _import_of(edit: Insert) -> ast.ImportFrom:
-    [statement] = ast.parse(textwrap.dedent(edit.code).strip()).body
-    assert isinstance(statement, ast.ImportFrom)
-    return statement
-
-
-def _undefined_names(source: str) -> set[str]:
-    """Return the global names that a module uses and does not define."""
-    module = symtable.symtable(source, "<source>", "exec")
-    tables, used = [module], set()
-    while tables:
-        table = tables.pop()
-        tables += table.get_children()
-        used |= {
-            symbol.get_name()
-            for symbol in table.get_symbols()
-            if symbol.is_referenced() and (symbol.is_global() or table is module)
-        }
-    known = {*dir(builtins), "__file__", "__name__"}
-    return used - _defined_names(module) - known
-
-
-def _defined_names(module: symtable.SymbolTable) -> set[str]:
-    return {
-        symbol.get_name()
-        for symbol in module.get_symbols()
-        if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
-    }
-
-
 def _parse(source: str, path: str) -> cst.Module:
     try:
         return cst.parse_module(source)
@@ -183,7 +105,7 @@ def _is_present(module: cst.Module, edit: Edit) -> bool:
         return any(_find(s, _expressions, module, edit.new) for s in scopes)
     code = textwrap.dedent(edit.code).strip()
     if not edit.where:
-        wanted = _import_of(edit)
+        wanted = import_of(edit)
         imported = {
             alias.name
             for node in ast.parse(module.code).body

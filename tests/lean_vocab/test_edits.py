@@ -8,7 +8,8 @@ import re
 import pytest
 
 from vllm_lean_vocab.edits import Edit, Has, In, Insert, Refused, Replace
-from vllm_lean_vocab.rewrite import apply_edits, check_names, has_statement
+from vllm_lean_vocab.names import check_names
+from vllm_lean_vocab.rewrite import apply_edits, has_statement
 
 PATH = "vllm/some/file.py"
 
