@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,8 @@ def load(
         **os.environ,
         "VLLM_LEAN_VOCAB": switch,
         "VLLM_CACHE_ROOT": str(cache),
-        "VLLM_DIST_IDENT": "load_draft",
+        # Names shared memory: of this run alone, also if an earlier one was killed.
+        "VLLM_DIST_IDENT": uuid.uuid4().hex,
         "HF_HUB_OFFLINE": "1",
     }
     processes = [
