@@ -98,14 +98,13 @@ def _diff(options: argparse.Namespace) -> int:
     known = [pull_request.id for pull_request in SERIES]
     if options.id not in (None, *known):
         raise Failure(f"no pull request {options.id!r}; known: {', '.join(known)}")
-    last = known.index(options.id) if options.id else len(SERIES) - 1
     wanted = plan.with_bases([options.id] if options.id else known, SERIES)
-    upto = [p for p in SERIES[: last + 1] if p.id in wanted]
+    upto = [pull_request for pull_request in SERIES if pull_request.id in wanted]
 
-    before: dict[str, str | None] = dict(_sources(root, upto))
+    sources = before = _sources(root, upto)
     if options.id:  # what it builds on is not part of its diff
-        before |= plan.make_plan(before, upto[:-1]).files
-    made = plan.make_plan(_sources(root, upto), upto)
+        before = {**sources, **plan.make_plan(sources, upto[:-1]).files}
+    made = plan.make_plan(sources, upto)
     asked = [s for s in made.statuses if options.id in (None, s.id)]
     for status in asked:
         if status.state != "applies":
