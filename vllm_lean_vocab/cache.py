@@ -194,7 +194,7 @@ def _manifest_of(plan: Plan) -> bytes:
         path: hashlib.sha256(text.encode("utf-8")).hexdigest()
         for path, text in plan.files.items()
     }
-    statuses = [[s.id, s.state, s.reason] for s in plan.statuses]
+    statuses = [list(status) for status in plan.statuses]
     return json.dumps({"statuses": statuses, "files": files}, indent=1).encode()
 
 

@@ -87,7 +87,8 @@ def _status(options: argparse.Namespace) -> int:
         print(f"vLLM {version or root / 'vllm'}")
         width = max(len(status.id) for status in made.statuses)
         for status in made.statuses:
-            print(f"  {status.id:{width}}  {status.state:8}  {status.reason}".rstrip())
+            note = status.reason or status.variant
+            print(f"  {status.id:{width}}  {status.state:8}  {note}".rstrip())
         if value := os.environ.get("VLLM_LEAN_VOCAB"):
             print(f"VLLM_LEAN_VOCAB={value} is set here: it decides what is served.")
     return CONFLICT if made.ids("conflict") else OK

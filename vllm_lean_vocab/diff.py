@@ -6,10 +6,10 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-# vLLM's settings are ruff's defaults, plus sorted imports.
-_SORT_IMPORTS = (
+# vLLM's settings are ruff's defaults, plus sorted imports, and none that is not used.
+_TIDY_IMPORTS = (
     "check",
-    "--select=I",
+    "--select=I,F401",
     "--fix",
     '--config=lint.isort.known-first-party=["vllm"]',
 )
@@ -51,7 +51,7 @@ def formatted(path: str, text: str) -> str:
         NoFormatter: Ruff is missing or fails.
 
     """
-    for command in (_SORT_IMPORTS, ("format",)):
+    for command in (_TIDY_IMPORTS, ("format",)):
         text = _ruff(*command, "--isolated", "--stdin-filename", path, "-", text=text)
     return text
 

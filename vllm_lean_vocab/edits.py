@@ -53,7 +53,31 @@ class Replace(NamedTuple):
     new: str
 
 
-Edit = Insert | Replace
+class Remove(NamedTuple):
+    """Removes a class or function; `diff` then removes imports that nothing uses.
+
+    Attributes:
+        where: The class or function.
+
+    """
+
+    where: str
+
+
+class AddParameter(NamedTuple):
+    """Adds a keyword-only parameter to a function.
+
+    Attributes:
+        where: The function.
+        code: The parameter, e.g. `strict: bool = False`.
+
+    """
+
+    where: str
+    code: str
+
+
+Edit = Insert | Replace | Remove | AddParameter
 
 
 class In:
@@ -85,6 +109,19 @@ class Has(NamedTuple):
     statement: str
 
 
+class Variant(NamedTuple):
+    """Edits for one of several states that vLLM is found in.
+
+    Attributes:
+        vllm: That state, as `status` shows it.
+        edits: Edits that fit it, and none of the other states.
+
+    """
+
+    vllm: str
+    edits: Sequence[In]
+
+
 class PullRequest(NamedTuple):
     """One pull request.
 
@@ -92,6 +129,7 @@ class PullRequest(NamedTuple):
         id: Its name here, in `VLLM_LEAN_VOCAB` and on the command line.
         title: Title for upstream.
         edits: Edits to files that vLLM has.
+        variants: More edits, where vLLM's releases differ: just one variant must fit.
         new_files: Files that are new to vLLM, as they stand in this repository.
         tests: Test files that go upstream with it, as they stand in this repository.
         builds_on: Ids of earlier pull requests that it needs.
@@ -103,7 +141,14 @@ class PullRequest(NamedTuple):
     id: str
     title: str
     edits: Sequence[In]
+    variants: Sequence[Variant] = ()
     new_files: Sequence[str] = ()
     tests: Sequence[str] = ()
     builds_on: Sequence[str] = ()
     upstream_if: Sequence[Has] = ()
+
+    @property
+    def edited_paths(self) -> list[str]:
+        """The files of vLLM that it edits, in any variant."""
+        groups = [self.edits, *(variant.edits for variant in self.variants)]
+        return sorted({edits.path for group in groups for edits in group})

@@ -7,7 +7,7 @@ import symtable
 import textwrap
 from collections.abc import Mapping
 
-from vllm_lean_vocab.edits import In, Insert, Refused, Replace
+from vllm_lean_vocab.edits import In, Insert, Refused
 
 
 def check_names(path: str, before: str, after: str) -> None:
@@ -43,7 +43,7 @@ def check_imports(edits: In, texts: Mapping[str, str | None]) -> None:
 
     """
     for edit in edits.edits:
-        if isinstance(edit, Replace) or edit.where:
+        if not isinstance(edit, Insert) or edit.where:
             continue
         statement = import_of(edit)
         package = edits.path.split("/")[: -statement.level] if statement.level else []

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides which pull requests apply to a vLLM, and what its files become."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from vllm_lean_vocab.edits import PullRequest, Refused
+from vllm_lean_vocab.edits import In, PullRequest, Refused, Variant
 
 State = Literal["applies", "upstream", "conflict"]
 
@@ -23,12 +23,14 @@ class Status(NamedTuple):
         id: The pull request.
         state: `applies`, `upstream` (this vLLM has it already) or `conflict`.
         reason: Why, for a conflict; else empty.
+        variant: The state that this vLLM is in, where the pull request tells several.
 
     """
 
     id: str
     state: State
     reason: str = ""
+    variant: str = ""
 
 
 class Plan(NamedTuple):
@@ -60,7 +62,7 @@ def source_paths(pull_requests: Sequence[PullRequest]) -> list[str]:
         named
         for pull_request in pull_requests
         for named in (
-            *(edits.path for edits in pull_request.edits),
+            *pull_request.edited_paths,
             *(has.path for has in pull_request.upstream_if),
             *pull_request.new_files,
         )
@@ -92,11 +94,12 @@ def make_plan(
     statuses: dict[str, Status] = {}
     for pull_request in pull_requests:
         try:
-            changed = _try(pull_request, {**sources, **files}, statuses)
+            changed, variant = _try(pull_request, {**sources, **files}, statuses)
         except Refused as error:
-            status = Status(pull_request.id, "conflict", str(error))
+            status = Status(pull_request.id, "conflict", reason=str(error))
         else:
-            status = Status(pull_request.id, "applies" if changed else "upstream")
+            state: State = "applies" if changed else "upstream"
+            status = Status(pull_request.id, state, variant=variant if changed else "")
             files.update(changed)
         statuses[pull_request.id] = status
     return Plan(tuple(statuses.values()), files)
@@ -106,34 +109,67 @@ def _try(
     pull_request: PullRequest,
     sources: Mapping[str, str | None],
     statuses: Mapping[str, Status],
-) -> dict[str, str]:
-    """Return the files as changed, nothing where the change is there already."""
+) -> tuple[dict[str, str], str]:
+    """Return the files as changed, none where the change is there, and the variant."""
     from vllm_lean_vocab import names, rewrite  # late: they are of no use when warm
 
     for has in pull_request.upstream_if:
         source = sources.get(has.path)
         if source and rewrite.has_statement(source, has):
-            return {}
+            return {}, ""
     for base in pull_request.builds_on:
         if base not in statuses or statuses[base].state == "conflict":
             raise Refused(f"builds on {base}, which is not applied")
 
-    changed: dict[str, str] = {}
-    present: dict[str, bool] = {}
-    for edits in pull_request.edits:
-        source = sources.get(edits.path)
-        if source is None:
-            raise Refused(f"{edits.path}: this vLLM has no such file")
-        changed[edits.path], present[edits.path] = rewrite.apply_edits(source, edits)
-        names.check_names(edits.path, source, changed[edits.path])
+    edits, variant = [*pull_request.edits], ""
+    changed, present = _edited(edits, sources)
+    if pull_request.variants:
+        fitting, more, more_present = _the_variant(pull_request.variants, sources)
+        edits, variant = [*edits, *fitting.edits], fitting.vllm
+        changed, present = {**changed, **more}, {**present, **more_present}
     for path in pull_request.new_files:
         present[path] = sources.get(path) is not None
         changed[path] = repository_file(path).read_text(encoding="utf-8")
     if all(present.values()):
-        return {}
-    for edits in pull_request.edits:
-        names.check_imports(edits, {**sources, **changed})
+        return {}, ""
+    for each in edits:
+        names.check_imports(each, {**sources, **changed})
     there = [path for path, is_there in present.items() if is_there]
     if there:
         raise Refused(f"{there[0]}: the change is there already, elsewhere it isn't")
-    return changed
+    return changed, variant
+
+
+def _edited(
+    edits: Iterable[In], sources: Mapping[str, str | None]
+) -> tuple[dict[str, str], dict[str, bool]]:
+    """Return the files as changed, and of each whether the change was there already."""
+    from vllm_lean_vocab import names, rewrite
+
+    changed: dict[str, str] = {}
+    present: dict[str, bool] = {}
+    for each in edits:
+        source = sources.get(each.path)
+        if source is None:
+            raise Refused(f"{each.path}: this vLLM has no such file")
+        changed[each.path], present[each.path] = rewrite.apply_edits(source, each)
+        names.check_names(each.path, source, changed[each.path])
+    return changed, present
+
+
+def _the_variant(
+    variants: Sequence[Variant], sources: Mapping[str, str | None]
+) -> tuple[Variant, dict[str, str], dict[str, bool]]:
+    """Return the variant that fits, and what its edits give."""
+    fitting, reasons = [], []
+    for variant in variants:
+        try:
+            fitting.append((variant, *_edited(variant.edits, sources)))
+        except Refused as error:
+            reasons.append(f"not as if {variant.vllm}: {error}")
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        states = ", ".join(variant.vllm for variant, *_ in fitting)
+        raise Refused(f"this vLLM is in several states: {states}")
+    raise Refused("; ".join(reasons))

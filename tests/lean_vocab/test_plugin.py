@@ -19,6 +19,7 @@ from vllm_lean_vocab import importer, plan, plugin
 from vllm_lean_vocab.edits import In, Insert
 from vllm_lean_vocab.series import SERIES
 
+from .installed import served_modules
 from .processes import Outcome, Processes
 
 MODELS = "vllm.model_executor.models"
@@ -28,11 +29,7 @@ PROPOSER = "vllm.v1.spec_decode.llm_base_proposer"
 V2_LOADER = "vllm.v1.worker.gpu.spec_decode.eagle.utils"
 
 BASE = {DEFERRED_VOCAB, PROPOSER, V2_LOADER}
-EVERYTHING = {
-    importer.module_name(path)
-    for pull_request in SERIES
-    for path in (*(e.path for e in pull_request.edits), *pull_request.new_files)
-}
+EVERYTHING = served_modules()
 ON = "vllm-lean-vocab: on with vLLM"
 IDS = ", ".join(pull_request.id for pull_request in SERIES)
 
@@ -135,6 +132,7 @@ def test_off_by_vllms_own_switch(processes: Processes, root: Path) -> None:
         (" deferred_vocab , ", BASE),
         ("qwen3_5_mtp", BASE | {MTP}),
         ("qwen3_5_mtp,deferred_vocab", BASE | {MTP}),
+        ("glm_mtp", BASE | served_modules("glm_mtp")),
     ],
 )
 def test_list(asked: str, expected: set[str], processes: Processes, root: Path) -> None:

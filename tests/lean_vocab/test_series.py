@@ -2,28 +2,35 @@
 """The pull requests, on the vLLM that is installed."""
 
 import ast
-import difflib
 import importlib.util
+from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
-from vllm_lean_vocab.edits import In, Insert, PullRequest, Replace
-from vllm_lean_vocab.plan import (
-    Plan,
-    make_plan,
-    repository_file,
-    source_paths,
-    with_bases,
+from vllm_lean_vocab.edits import (
+    In,
+    Insert,
+    PullRequest,
+    Remove,
+    Replace,
+    Variant,
 )
+from vllm_lean_vocab.importer import module_name
+from vllm_lean_vocab.plan import Plan, Status, make_plan, repository_file, with_bases
 from vllm_lean_vocab.series import SERIES
+
+from .installed import served_modules, sources
 
 IDS = [pull_request.id for pull_request in SERIES]
 MODEL = "vllm/model_executor/models/qwen3_5_mtp.py"
+DEEPSEEK_MTP = "vllm/model_executor/models/deepseek_mtp.py"
+GLM5NEXT_MTP = "vllm/models/glm5next/common/mtp.py"
 DEFERRED_VOCAB = "vllm/model_executor/models/deferred_vocab.py"
 PROPOSER = "vllm/v1/spec_decode/llm_base_proposer.py"
 V2_LOADER = "vllm/v1/worker/gpu/spec_decode/eagle/utils.py"
+
+NONE = Variant("", [])
 
 Sources = dict[str, str | None]
 
@@ -31,13 +38,7 @@ Sources = dict[str, str | None]
 @pytest.fixture(scope="module")
 def installed() -> Sources:
     """Return the text of vLLM's own files, as they are installed."""
-    spec = importlib.util.find_spec("vllm")
-    assert spec is not None and spec.submodule_search_locations
-    root = Path(spec.submodule_search_locations[0]).parent
-    return {
-        path: (root / path).read_text() if (root / path).exists() else None
-        for path in source_paths(SERIES)
-    }
+    return sources()
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +58,12 @@ def text_of(sources: Mapping[str, str | None], path: str) -> str:
     return text
 
 
-def changed_lines(old: str, new: str) -> tuple[list[str], list[str]]:
+def changed_lines(old: str, new: str) -> tuple[Counter[str], Counter[str]]:
     """Return the lines taken out and those put in."""
-    lines = list(difflib.ndiff(old.splitlines(), new.splitlines()))
-    return (
-        [line[2:].strip() for line in lines if line[0] == "-"],
-        [line[2:].strip() for line in lines if line[0] == "+"],
+    before, after = (
+        Counter(line.strip() for line in text.splitlines()) for text in (old, new)
     )
+    return before - after, after - before
 
 
 # ------------------------------------------------------------------------- entries
@@ -79,12 +79,15 @@ def test_ids_are_the_names_of_the_modules() -> None:
 def test_pull_requests_build_on_earlier_ones() -> None:
     for number, pull_request in enumerate(SERIES):
         assert set(pull_request.builds_on) <= set(IDS[:number])
-        if any("deferred_vocab" in _code(edits) for edits in pull_request.edits):
+        imports = [
+            edit.code
+            for edits in (pull_request.edits, *(v.edits for v in pull_request.variants))
+            for each in edits
+            for edit in each.edits
+            if isinstance(edit, Insert) and not edit.where
+        ]
+        if any("deferred_vocab" in code for code in imports):
             assert "deferred_vocab" in {pull_request.id, *pull_request.builds_on}
-
-
-def _code(edits: In) -> str:
-    return "\n".join(e.code if isinstance(e, Insert) else e.new for e in edits.edits)
 
 
 @pytest.mark.parametrize("pull_request", SERIES, ids=IDS)
@@ -98,11 +101,10 @@ def test_files_of_the_repository_exist(pull_request: PullRequest) -> None:
 
 def test_a_file_is_edited_by_one_in_of_a_pull_request() -> None:
     for pull_request in SERIES:
-        paths = [
-            *(edits.path for edits in pull_request.edits),
-            *pull_request.new_files,
-        ]
-        assert len(set(paths)) == len(paths)
+        for more in (variant.edits for variant in pull_request.variants or [NONE]):
+            edits = [*pull_request.edits, *more]
+            paths = [*(each.path for each in edits), *pull_request.new_files]
+            assert len(set(paths)) == len(paths)
 
 
 def test_with_bases() -> None:
@@ -123,41 +125,55 @@ def test_with_bases() -> None:
 def test_all_apply(plan: Plan) -> None:
     assert plan.ids("applies") == IDS, plan.statuses
     assert [status.reason for status in plan.statuses] == [""] * len(IDS)
-    assert set(plan.files) == {
-        path
-        for pull_request in SERIES
-        for path in (
-            *(edits.path for edits in pull_request.edits),
-            *pull_request.new_files,
-        )
-    }
+    assert {module_name(path) for path in plan.files} == served_modules()
     for path, text in plan.files.items():
         compile(text, path, "exec")
 
 
 @pytest.mark.parametrize("pull_request", SERIES, ids=IDS)
 def test_every_changed_line_is_due_to_an_edit(
-    pull_request: PullRequest, installed: Sources
+    pull_request: PullRequest, installed: Sources, plan: Plan
 ) -> None:
     before = make_plan(installed, selected(*pull_request.builds_on)).files
     after = make_plan(installed, selected(pull_request.id)).files
     for path in pull_request.new_files:
         assert after[path] == repository_file(path).read_text()
-    for edits in pull_request.edits:
+    [status] = [s for s in plan.statuses if s.id == pull_request.id]
+    variants = [v for v in pull_request.variants if v.vllm == status.variant]
+    assert len(variants) == min(len(pull_request.variants), 1)
+    for edits in (*pull_request.edits, *(e for v in variants for e in v.edits)):
         old = before.get(edits.path) or text_of(installed, edits.path)
         removed, added = changed_lines(old, after[edits.path])
         inserts = [e for e in edits.edits if isinstance(e, Insert)]
         replaces = [e for e in edits.edits if isinstance(e, Replace)]
-        inserted = [
+        removes = [e for e in edits.edits if isinstance(e, Remove)]
+
+        removed.subtract(line for e in removes for line in lines_of(old, e.where))
+        assert not -removed  # all of it is gone
+        for line in +removed:
+            assert not line or any(
+                line in code or code in line
+                for edit in replaces
+                for code in (edit.within, edit.old)
+            )
+        added.subtract(
             line.strip() for e in inserts for line in e.code.strip().splitlines()
-        ]
-        # A replacement changes one line; everything else was inserted.
-        assert len(removed) == len(replaces)
-        rest = [line for line in added if line not in inserted]
-        assert len(added) == len(inserted) + len(replaces)
-        assert len(rest) == len(replaces)
+        )
+        assert added.total() == len(replaces) and not -added
         for edit in replaces:
-            assert any(edit.new in line for line in rest)
+            assert any(edit.new in line for line in added)
+
+
+def lines_of(source: str, definition: str) -> list[str]:
+    """Return the lines of a class or function at the top level."""
+    [node] = [
+        node
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == definition
+    ]
+    segment = ast.get_source_segment(source, node)
+    assert segment is not None
+    return [line.strip() for line in segment.splitlines()]
 
 
 def test_comments_of_vllm_survive(installed: Sources, plan: Plan) -> None:
@@ -262,7 +278,7 @@ def test_a_new_file_that_vllm_has_with_other_names(
     there[DEFERRED_VOCAB] = text_of(there, DEFERRED_VOCAB).replace(
         "def draft_lm_head", "def head_for_draft"
     )
-    base, mtp = make_plan(there, SERIES).statuses
+    base, mtp, *_ = make_plan(there, SERIES).statuses
     assert (base.state, mtp.state) == ("upstream", "conflict")
     assert f"{DEFERRED_VOCAB}: has no draft_lm_head" in mtp.reason
 
@@ -280,11 +296,7 @@ def check_conflict(sources: Sources, path: str, reason: str) -> None:
     off = set()
     for pull_request in SERIES:
         status = statuses[pull_request.id]
-        paths = {
-            *(edits.path for edits in pull_request.edits),
-            *pull_request.new_files,
-        }
-        if path in paths:
+        if path in (*pull_request.edited_paths, *pull_request.new_files):
             assert status.state == "conflict"
             assert path in status.reason and reason in status.reason
             off.add(pull_request.id)
@@ -316,3 +328,103 @@ def test_pull_requests_may_edit_the_same_file() -> None:
     plan = make_plan({"f.py": "def f():\n    x = 1\n"}, [first, second, third])
     assert plan.files == {"f.py": "def f():\n    x = 1\n    y = 2\n    z = 3\n"}
     assert [s.state for s in plan.statuses] == ["applies", "applies", "upstream"]
+
+
+# ----------------------------------------------------------------------- variants
+
+OLD, NEW = "def f():\n    x = 1\n", "def f():\n    x = 2\n"
+
+
+def with_variants(*more: Variant) -> PullRequest:
+    """Return a pull request for two states of a file, and any more."""
+    return PullRequest(
+        "a",
+        "",
+        [In("base.py", Insert("g", "y = 1", before="return y"))],
+        variants=[
+            Variant("x is 1", [In("f.py", Replace("f", "x = 1", "1", "one"))]),
+            Variant("x is 2", [In("f.py", Replace("f", "x = 2", "2", "two"))]),
+            *more,
+        ],
+    )
+
+
+def sources_with(f: str | None) -> Sources:
+    return {"base.py": "def g():\n    return y\n", "f.py": f}
+
+
+@pytest.mark.parametrize(
+    ("source", "variant"),
+    [(OLD, "x is 1"), (NEW, "x is 2")],
+)
+def test_the_variant_that_fits_is_applied(source: str, variant: str) -> None:
+    defined = f"one = two = 0\n\n{source}"
+    plan = make_plan(sources_with(defined), [with_variants()])
+    assert plan.statuses == (Status("a", "applies", variant=variant),)
+    word = {"x is 1": "x = one", "x is 2": "x = two"}[variant]
+    assert word in plan.files["f.py"] and "y = 1" in plan.files["base.py"]
+
+    again = make_plan(plan.files, [with_variants()])
+    assert again.statuses == (Status("a", "upstream"),)
+    # The rest of the change alone is no whole one.
+    half = sources_with(plan.files["f.py"])
+    assert make_plan(half, [with_variants()]).ids("conflict") == ["a"]
+
+
+def test_no_variant_fits() -> None:
+    plan = make_plan(sources_with("def f():\n    x = 3\n"), [with_variants()])
+    [status] = plan.statuses
+    assert (status.state, status.variant) == ("conflict", "")
+    for variant in ("x is 1", "x is 2"):
+        assert f"not as if {variant}: f.py: f: expected one match" in status.reason
+    assert not plan.files
+    [status] = make_plan(sources_with(None), [with_variants()]).statuses
+    assert status.reason.count("f.py: this vLLM has no such file") == 2
+
+
+def test_several_variants_fit() -> None:
+    other = Variant("x is", [In("f.py", Insert("f", "z = 1", after="x = 1"))])
+    source = f"one = 0\n\n{OLD}"
+    plan = make_plan(sources_with(source), [with_variants(other)])
+    [status] = plan.statuses
+    assert status.state == "conflict" and not plan.files
+    assert "in several states: x is 1, x is" in status.reason
+
+
+def test_glm_mtp_tells_the_state_of_vllm(installed: Sources, plan: Plan) -> None:
+    """Here one head is left out; 0.30 allocates all, and has a file elsewhere."""
+    [status] = [s for s in plan.statuses if s.id == "glm_mtp"]
+    assert "(head = None)" in status.variant
+
+    path = GLM5NEXT_MTP.replace("common", "nvidia")
+    earlier = {
+        **installed,
+        DEEPSEEK_MTP: replaced(
+            text_of(installed, DEEPSEEK_MTP),
+            ("        *,\n        defer_lm_head: bool = False,\n", ""),
+            ("        if defer_lm_head:\n            self.head = None\n", ""),
+            (
+                "        else:\n            self.head",
+                "        if True:\n            self.head",
+            ),
+        ),
+        GLM5NEXT_MTP: None,
+        path: replaced(
+            text_of(installed, GLM5NEXT_MTP),
+            ("defer_lm_head=True", "quant_config=quant_config"),
+            ("self.shared_head =", "quant_config = None\n        self.shared_head ="),
+        ),
+    }
+    made = make_plan(earlier, SERIES)
+    [status] = [s for s in made.statuses if s.id == "glm_mtp"]
+    assert (status.state, status.variant) == ("applies", "vLLM allocates every head")
+    assert "defer_lm_head: bool" in made.files[DEEPSEEK_MTP]
+    assert "defer_lm_head=defers_vocab(" in made.files[path]
+    assert make_plan({**earlier, **made.files}, SERIES).ids("upstream") == IDS
+
+
+def replaced(text: str, *pairs: tuple[str, str]) -> str:
+    for old, new in pairs:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text

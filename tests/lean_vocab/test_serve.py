@@ -72,7 +72,7 @@ def test_server(model: CountingModel, tmp_path: Path, warm_cache: Path) -> None:
     assert answer.usage["completion_tokens"] == 24
     assert 0 < counters.accepted_tokens < counters.draft_tokens
     text = log.read_text()
-    assert "on with vLLM" in text and "deferred_vocab, qwen3_5_mtp" in text
+    assert "on with vLLM" in text and "deferred_vocab, qwen3_5_mtp (" in text
     assert "64.0 MiB not allocated on this rank" in text
     assert "Unknown vLLM environment variable" not in text
 

@@ -34,9 +34,11 @@ from vllm.model_executor.models.deferred_vocab import (
     DeferredVocabEmbedding,
     check_attached,
     deferred_modules,
+    defers_vocab,
     draft_embedding,
     draft_lm_head,
     is_deferred,
+    skip_deferred_weights,
 )
 from vllm.model_executor.models.utils import AutoWeightsLoader
 from vllm.model_inspection import format_model_inspection
@@ -175,6 +177,36 @@ def test_checkpoint_tensors_go_by_until_a_real_module_is_attached():
     assert torch.all(draft.model.embed_tokens.weight == 4.0)
 
 
+def names_after_skipping(draft: nn.Module, names: list[str]) -> list[str]:
+    tensor = torch.zeros(1)
+    return [
+        name for name, _ in skip_deferred_weights(draft, ((n, tensor) for n in names))
+    ]
+
+
+def test_loops_that_look_up_parameters_see_no_tensor_of_a_placeholder():
+    draft = Draft(num_shared_heads=2)
+    own = ["model.fc.weight", "model.layers.0.shared_head.norm.weight", "lm_heads.bias"]
+    heads = [
+        "lm_head.weight",
+        "layers.0.shared_head.head.weight",
+        "lm_head.weight_scale",
+    ]
+    embeddings = ["model.embed_tokens.weight", "model.layers.0.embed_tokens.qweight"]
+    names = own + heads + embeddings
+
+    assert names_after_skipping(draft, names) == own
+
+    draft.model.embed_tokens = Target().model.embed_tokens
+    assert names_after_skipping(draft, names) == own + embeddings
+
+    # As long as one head is missing.
+    draft.lm_head = draft.model.layers["1"].shared_head.head = Target().lm_head
+    assert names_after_skipping(draft, names) == own + embeddings
+    draft.model.layers["0"].shared_head.head = draft.lm_head
+    assert names_after_skipping(draft, names) == names
+
+
 @pytest.mark.parametrize(("placeholder", "real"), PLACEHOLDERS)
 def test_placeholder_can_be_looked_at(placeholder, real):
     module = placeholder(prefix="model.table")
@@ -262,6 +294,7 @@ def test_tables_are_deferred_without_pipeline_parallelism_only():
     ):
         assert maybe_defer(real, one_stage) is placeholder
         assert maybe_defer(real, two_stages) is real
+    assert defers_vocab(one_stage) and not defers_vocab(two_stages)
 
 
 def test_placeholders_are_found_under_every_name():

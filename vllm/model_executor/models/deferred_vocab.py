@@ -7,7 +7,7 @@ tables of its own. It builds a placeholder in their stead, and the proposer puts
 target's module in its place once the draft has loaded.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +100,13 @@ class DeferredLMHead(DeferredVocabModule):
         return self
 
 
-def _defers(pp_group: "GroupCoordinator") -> bool:
+def defers_vocab(pp_group: "GroupCoordinator") -> bool:
+    """Return whether a draft leaves its vocabulary modules to the target.
+
+    Args:
+        pp_group: The pipeline-parallel group, from the draft's own module.
+
+    """
     # With more stages the proposer leaves the draft's embedding alone.
     return pp_group.world_size == 1
 
@@ -115,7 +121,7 @@ def draft_embedding(
         pp_group: The pipeline-parallel group, from the draft's own module.
 
     """
-    return DeferredVocabEmbedding if _defers(pp_group) else embedding_class
+    return DeferredVocabEmbedding if defers_vocab(pp_group) else embedding_class
 
 
 def draft_lm_head(
@@ -128,7 +134,7 @@ def draft_lm_head(
         pp_group: The pipeline-parallel group, from the draft's own module.
 
     """
-    return DeferredLMHead if _defers(pp_group) else head_class
+    return DeferredLMHead if defers_vocab(pp_group) else head_class
 
 
 def deferred_modules(model: nn.Module) -> list[str]:
@@ -149,6 +155,31 @@ def is_deferred(model: nn.Module, name: str) -> bool:
 
     """
     return any(path.rpartition(".")[2] == name for path in deferred_modules(model))
+
+
+def skip_deferred_weights(
+    model: nn.Module, weights: Iterable[tuple[str, torch.Tensor]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield checkpoint tensors, without those of vocabulary modules left unallocated.
+
+    For loaders that look up a parameter for each tensor. Scales that lie beside a table
+    go by with it. Once the target's modules are attached, everything is yielded.
+
+    Args:
+        model: The draft.
+        weights: Names and tensors of a checkpoint that holds the draft.
+
+    """
+    deferred = {_table(path) for path in deferred_modules(model)}
+    for name, tensor in weights:
+        if _table(name.rpartition(".")[0]) not in deferred:
+            yield name, tensor
+
+
+def _table(path: str) -> str:
+    # A `shared_head.head` is filled from a copy of its own, or from `lm_head`.
+    name = path.rpartition(".")[2]
+    return "lm_head" if name == "head" else name
 
 
 def check_attached(model: nn.Module, deferred: Sequence[str]) -> None:
