@@ -15,7 +15,7 @@ help:
 	@echo "make test       all tests that CI runs"
 	@echo "make test-full  those and the long ones"
 	@echo "make lint       ruff, ruff format and mypy"
-	@echo "make results    demo and start cost, written to $(RESULTS)"
+	@echo "make results    demo, GLM head and start cost, written to $(RESULTS)"
 
 venv: $(VENV)/.complete
 
@@ -39,6 +39,7 @@ lint: venv
 
 results: venv
 	$(BIN)/python -m benchmarks.start_cost --json $(RESULTS)/start_cost.json
+	$(BIN)/python -m benchmarks.head_construction --json $(RESULTS)/head_construction.json
 	$(BIN)/python -m benchmarks.demo --json $(RESULTS)/demo.json --plot $(RESULTS)/demo.png
 	$(BIN)/python -m benchmarks.readme
 

@@ -16,11 +16,14 @@ BEGIN = "<!-- figures: written by `make results` -->\n"
 END = "<!-- end of figures -->\n"
 
 
-def figures(demo: dict[str, Any], start_cost: dict[str, Any]) -> str:
+def figures(
+    demo: dict[str, Any], head: dict[str, Any], start_cost: dict[str, Any]
+) -> str:
     """Return the section, in Markdown.
 
     Args:
         demo: What `benchmarks.demo` writes as JSON.
+        head: What `benchmarks.head_construction` writes as JSON.
         start_cost: What `benchmarks.start_cost` writes as JSON.
 
     """
@@ -67,7 +70,7 @@ prompts at temperature zero, sent one at a time.
 
 ![Memory over time, stock and patched]({RESULTS / "demo.png"})
 
-{_about_copies(demo)}The plugin adds {warm["median_ms"]:.0f} ms \
+{_about_copies(demo)}{_about_head(head)}The plugin adds {warm["median_ms"]:.0f} ms \
 ({warm["min_ms"]:.0f} to \
 {warm["max_ms"]:.0f}) to the start of a process, and {cold["median_ms"] / 1000:.1f} s \
 ({cold["min_ms"] / 1000:.1f} to {cold["max_ms"] / 1000:.1f}) to the
@@ -86,6 +89,17 @@ def _about_copies(demo: dict[str, Any]) -> str:
     return (
         "Stock takes twice what the tables do, because on this processor vLLM also "
         "keeps a copy\nof each, repacked for its matrix kernels.\n\n"
+    )
+
+
+def _about_head(head: dict[str, Any]) -> str:
+    stock, patched = (
+        head[name]["allocated_mib"]["median"] for name in ("stock", "patched")
+    )
+    return (
+        f"Building the head of one GLM MTP layer, {head['vocab_size']:,} x "
+        f"{head['hidden_size']:,} in {head['dtype']},\nallocates {stock:,.3f} MiB on "
+        f"stock and {patched:,.3f} MiB patched.\n\n"
     )
 
 
@@ -108,7 +122,7 @@ def main() -> None:
     _, tail = rest.split(END)
     results = (
         json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-        for name in ("demo", "start_cost")
+        for name in ("demo", "head_construction", "start_cost")
     )
     new = f"{head}{BEGIN}{figures(*results)}{END}{tail}"
     if options.check and new != text:

@@ -33,8 +33,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.tokenizer import write_tokenizer
+from benchmarks.tokenizer import Processor, write_processor, write_tokenizer
 
+Layout = Literal["text", "multimodal"]
 Shards = Literal["single", "tables"]
 NamedTensors = Iterator[tuple[str, torch.Tensor]]
 
@@ -125,11 +126,13 @@ class CountingWeights(ABC):
     Attributes:
         norm_weight: Weight of a norm that only normalizes: one, or zero in families
             whose norms add one to it.
+        processor: What reads pictures, in families that have multimodal checkpoints.
+        multimodal: Whether there is a vision tower.
         prefix: Start of the names of the target's tensors.
     """
 
     norm_weight: ClassVar[float] = 1.0
-    prefix: str = "model."
+    processor: ClassVar[Processor]
 
     def __init__(
         self,
@@ -139,6 +142,7 @@ class CountingWeights(ABC):
         hidden_size: int,
         seed: int,
         tied: bool = False,
+        layout: Layout = "text",
     ) -> None:
         """Draw what is random about counting.
 
@@ -148,6 +152,8 @@ class CountingWeights(ABC):
             hidden_size: Hidden size, a multiple of 64.
             seed: Seed of everything that is random.
             tied: Whether the checkpoint has no LM head of its own.
+            layout: ``text`` for a text-only checkpoint (``model.*``), ``multimodal``
+                for one with a vision tower (``model.language_model.*``).
 
         Raises:
             ValueError: If a size is not one that works.
@@ -162,6 +168,8 @@ class CountingWeights(ABC):
         self.hidden = hidden_size
         self.mtp_layers = mtp_layers
         self.tied = tied
+        self.multimodal = layout == "multimodal"
+        self.prefix = "model.language_model." if self.multimodal else "model."
         self.generator = torch.Generator().manual_seed(seed)
 
         pairs = hidden_size // 2
@@ -206,11 +214,13 @@ class CountingWeights(ABC):
             )
         return tables
 
-    def vision_tokens(self) -> dict[str, int]:
-        """Return the ids of the placeholder tokens of a multimodal checkpoint."""
-        return {}
+    def placeholders(self) -> dict[str, int]:
+        """Return the placeholders' ids, the last ones; text-only models have none."""
+        names = tuple(self.processor.placeholders) if self.multimodal else ()
+        first = self.vocab_size - len(names)
+        return {name: first + offset for offset, name in enumerate(names)}
 
-    def write(self, path: Path, shards: Shards) -> CountingModel:
+    def write(self, path: Path, shards: Shards = "single") -> CountingModel:
         """Write the checkpoint into a directory.
 
         Args:
@@ -227,10 +237,31 @@ class CountingWeights(ABC):
             "tie_word_embeddings": self.tied,
         }
         (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        write_tokenizer(path, self.vocab_size, self.vision_tokens())
+        special = {
+            self.processor.placeholders[name]: n
+            for name, n in self.placeholders().items()
+        }
+        write_tokenizer(path, self.vocab_size, special)
+        if self.multimodal:
+            write_processor(path, self.processor)
         rest = {**dict(self.target()), **dict(self.draft())}
         _save(path, rest, self.tables(), shards)
         return CountingModel(path, self.vocab_size, self.hidden, self.tied)
+
+    def with_vision(
+        self, text: dict[str, Any], vision: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return what a multimodal checkpoint's configuration consists of.
+
+        Args:
+            text: The part that describes the language model.
+            vision: The part that describes the vision tower.
+        """
+        return {
+            "text_config": text | {"tie_word_embeddings": self.tied},
+            "vision_config": vision,
+            **{f"{name}_token_id": n for name, n in self.placeholders().items()},
+        }
 
     def sizes(self) -> dict[str, Any]:
         """Return what every language model's configuration has."""
@@ -250,12 +281,15 @@ class CountingWeights(ABC):
             "head_dim": HEAD_DIM,
         }
 
-    def attention(self, prefix: str, gated: bool = False) -> NamedTensors:
-        """Yield a softmax attention with norms of queries and keys.
+    def attention(
+        self, prefix: str, gated: bool = False, norms: bool = True
+    ) -> NamedTensors:
+        """Yield a softmax attention.
 
         Args:
             prefix: Of the tensors' names.
             gated: Whether each query has an output gate, stored together with it.
+            norms: Whether queries and keys are normalized.
         """
         queries, keys = NUM_HEADS * HEAD_DIM, NUM_KV_HEADS * HEAD_DIM
         stored = 2 * queries if gated else queries
@@ -263,8 +297,9 @@ class CountingWeights(ABC):
         yield f"{prefix}k_proj.weight", self.matrix(keys, self.hidden)
         yield f"{prefix}v_proj.weight", self.matrix(keys, self.hidden)
         yield f"{prefix}o_proj.weight", self.matrix(self.hidden, queries, NOISE)
-        yield f"{prefix}q_norm.weight", self.norm(HEAD_DIM)
-        yield f"{prefix}k_norm.weight", self.norm(HEAD_DIM)
+        if norms:
+            yield f"{prefix}q_norm.weight", self.norm(HEAD_DIM)
+            yield f"{prefix}k_norm.weight", self.norm(HEAD_DIM)
 
     def mixture(
         self,

@@ -83,6 +83,7 @@ class _Glm4Moe(NextnWeights):
             "model_type": "glm4_moe",
             **self.sizes(),
             **self.layer_sizes(),
+            **self.expert_sizes(),
             **self.attention_sizes(),
             "use_qk_norm": True,
             "rope_parameters": {
@@ -105,6 +106,7 @@ class _Glm4MoeLite(NextnWeights):
             "model_type": "glm4_moe_lite",
             **self.sizes(),
             **self.layer_sizes(),
+            **self.expert_sizes(),
             **self.latent_attention_sizes(),
             "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA},
         }

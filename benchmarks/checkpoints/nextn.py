@@ -2,11 +2,12 @@
 """What families share whose checkpoints are laid out like DeepSeek-V3's.
 
 The MTP layers are stored as layers behind the target's last one, each with copies
-of the target's vocabulary tables. All layers but the first are mixtures of experts.
+of the target's vocabulary tables. All layers but the first, dense ones are mixtures
+of experts.
 """
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -18,9 +19,6 @@ from benchmarks.checkpoints.counting import (
     CountingWeights,
     NamedTensors,
 )
-
-DENSE_LAYERS = 1
-NUM_LAYERS = 2
 
 # Multi-head latent attention. The CPU kernels are compiled for these sizes.
 KV_LORA_RANK = 512
@@ -35,7 +33,17 @@ class NextnWeights(CountingWeights):
     """The tensors and the configuration of one checkpoint.
 
     A subclass says which attention the layers have.
+
+    Attributes:
+        num_layers: Number of the target's layers.
+        dense_layers: How many of them, the first ones, are no mixtures of experts.
+        rope_head_dim: Size of the part of a query or key of the latent attention that
+            depends on the position.
     """
+
+    num_layers: ClassVar[int] = 2
+    dense_layers: ClassVar[int] = 1
+    rope_head_dim: ClassVar[int] = ROPE_HEAD_DIM
 
     def __init__(
         self, *, num_nextn_predict_layers: int, mtp_tables: bool, **options: Any
@@ -48,7 +56,7 @@ class NextnWeights(CountingWeights):
             **options: Further arguments of ``CountingWeights``.
         """
         super().__init__(mtp_layers=num_nextn_predict_layers, **options)
-        numbers = range(NUM_LAYERS, NUM_LAYERS + self.mtp_layers)
+        numbers = range(self.num_layers, self.num_layers + self.mtp_layers)
         self.mtp_prefixes = [f"{self.prefix}layers.{n}." for n in numbers]
         self.mtp_tables = mtp_tables
 
@@ -67,10 +75,11 @@ class NextnWeights(CountingWeights):
         return tables
 
     def target(self) -> NamedTensors:
-        for number in range(NUM_LAYERS):
+        for number in range(self.num_layers):
             prefix = f"{self.prefix}layers.{number}."
-            counts = number == NUM_LAYERS - 1
-            yield from self._layer(prefix, dense=number < DENSE_LAYERS, counts=counts)
+            dense = number < self.dense_layers
+            counts = number == self.num_layers - 1
+            yield from self.layer(prefix, dense, counts)
         yield f"{self.prefix}norm.weight", self.norm()
 
     def draft(self) -> NamedTensors:
@@ -78,15 +87,21 @@ class NextnWeights(CountingWeights):
             for name in ("enorm", "hnorm", "shared_head.norm"):
                 yield f"{prefix}{name}.weight", self.norm()
             yield f"{prefix}eh_proj.weight", self.joining()
-            yield from self._layer(prefix, dense=False, counts=False)
+            yield from self.layer(prefix, dense=False, counts=False)
 
     def layer_sizes(self) -> dict[str, Any]:
-        """Return the part of the configuration that describes layers and experts."""
+        """Return the part of the configuration that describes the layers."""
         return {
-            "num_hidden_layers": NUM_LAYERS,
+            "num_hidden_layers": self.num_layers,
             "num_nextn_predict_layers": self.mtp_layers,
-            "first_k_dense_replace": DENSE_LAYERS,
             "intermediate_size": self.hidden,
+            "attention_bias": False,
+        }
+
+    def expert_sizes(self) -> dict[str, Any]:
+        """Return the part of the configuration that describes mixtures of experts."""
+        return {
+            "first_k_dense_replace": self.dense_layers,
             # Of the shared expert too, which counts.
             "moe_intermediate_size": self.hidden,
             "n_shared_experts": 1,
@@ -96,7 +111,6 @@ class NextnWeights(CountingWeights):
             "topk_group": 1,
             "norm_topk_prob": True,
             "routed_scaling_factor": 1.0,
-            "attention_bias": False,
         }
 
     def latent_attention_sizes(self) -> dict[str, Any]:
@@ -106,7 +120,7 @@ class NextnWeights(CountingWeights):
             "num_key_value_heads": NUM_HEADS,
             "q_lora_rank": Q_LORA_RANK,
             "kv_lora_rank": KV_LORA_RANK,
-            "qk_rope_head_dim": ROPE_HEAD_DIM,
+            "qk_rope_head_dim": self.rope_head_dim,
             "qk_nope_head_dim": NOPE_HEAD_DIM,
             "v_head_dim": V_HEAD_DIM,
         }
@@ -118,8 +132,8 @@ class NextnWeights(CountingWeights):
             prefix: Of the tensors' names.
         """
         # Rotated keys are the same for all heads and stored with the latent ones.
-        latent = KV_LORA_RANK + ROPE_HEAD_DIM
-        queries = NUM_HEADS * (NOPE_HEAD_DIM + ROPE_HEAD_DIM)
+        latent = KV_LORA_RANK + self.rope_head_dim
+        queries = NUM_HEADS * (NOPE_HEAD_DIM + self.rope_head_dim)
         keys_and_values = NUM_HEADS * (NOPE_HEAD_DIM + V_HEAD_DIM)
         values = NUM_HEADS * V_HEAD_DIM
         for name, (rows, columns), scale in (
@@ -133,8 +147,14 @@ class NextnWeights(CountingWeights):
         yield f"{prefix}q_a_layernorm.weight", self.norm(Q_LORA_RANK)
         yield f"{prefix}kv_a_layernorm.weight", self.norm(KV_LORA_RANK)
 
-    def _layer(self, prefix: str, dense: bool, counts: bool) -> NamedTensors:
-        """Yield one decoder layer, which counts or is noise."""
+    def layer(self, prefix: str, dense: bool, counts: bool) -> NamedTensors:
+        """Yield one decoder layer.
+
+        Args:
+            prefix: Of the tensors' names.
+            dense: Whether it is no mixture of experts.
+            counts: Whether it counts or is noise.
+        """
         yield f"{prefix}input_layernorm.weight", self.norm()
         yield f"{prefix}post_attention_layernorm.weight", self.norm()
         yield from self.self_attention(f"{prefix}self_attn.")

@@ -12,13 +12,14 @@ from benchmarks.checkpoints.counting import (
     NUM_EXPERTS,
     CountingModel,
     CountingWeights,
+    Layout,
     NamedTensors,
     Shards,
     bf16,
 )
-from benchmarks.tokenizer import MERGE_SIZE, PATCHES, write_processor
+from benchmarks.checkpoints.vision import NUM_POSITIONS, qwen_tower, vision_sizes
+from benchmarks.tokenizer import QWEN3_VL
 
-Layout = Literal["text", "multimodal"]
 Quantization = Literal["w8a8"]
 
 # The CPU kernels of the linear attention want heads of 64 or more.
@@ -80,10 +81,7 @@ def write_qwen3_5(
         hidden_size=hidden_size,
         seed=seed,
     )
-    model = weights.write(path, shards)
-    if weights.multimodal:
-        write_processor(path)
-    return model
+    return weights.write(path, shards)
 
 
 class _Qwen3_5(CountingWeights):
@@ -91,33 +89,23 @@ class _Qwen3_5(CountingWeights):
 
     # These norms multiply by one plus their weight.
     norm_weight = 0.0
+    processor = QWEN3_VL
 
     def __init__(
         self,
         *,
-        layout: Layout,
         moe: bool,
         quantization: Quantization | None,
         mtp_layers: int,
         **options: Any,
     ) -> None:
         super().__init__(mtp_layers=mtp_layers, **options)
-        self.multimodal = layout == "multimodal"
         self.moe = moe
         self.quantization = quantization
         # vLLM puts attention layers into groups as large as the number of linear
         # ones, and wants all draft layers in one group.
         linear = ["linear_attention"] * (mtp_layers + 1)
         self.layer_types = [*linear, "full_attention"]
-        if self.multimodal:
-            self.prefix = "model.language_model."
-
-    def vision_tokens(self) -> dict[str, int]:
-        if not self.multimodal:
-            return {}
-        names = ("vision_start", "vision_end", "image", "video")
-        first = self.vocab_size - len(names)
-        return {name: first + offset for offset, name in enumerate(names)}
 
     def config(self) -> dict[str, Any]:
         kind = "qwen3_5_moe" if self.moe else "qwen3_5"
@@ -131,10 +119,17 @@ class _Qwen3_5(CountingWeights):
         return {
             "architectures": [f"{family}ForConditionalGeneration"],
             "model_type": kind,
-            "text_config": text | {"tie_word_embeddings": self.tied},
-            "vision_config": {"model_type": kind} | _vision_config(self.hidden),
-            **{f"{name}_token_id": n for name, n in self.vision_tokens().items()},
+            **self.with_vision(text, {"model_type": kind, **self._vision_config()}),
             **quantized,
+        }
+
+    def _vision_config(self) -> dict[str, Any]:
+        """Return the part of the configuration that describes the vision tower."""
+        return {
+            **vision_sizes(self.hidden),
+            "num_position_embeddings": NUM_POSITIONS,
+            "deepstack_visual_indexes": [],
+            "hidden_act": "gelu_pytorch_tanh",
         }
 
     def _text_config(self) -> dict[str, Any]:
@@ -193,7 +188,7 @@ class _Qwen3_5(CountingWeights):
             yield from self._layer(prefix, layer_type, counts)
         yield f"{self.prefix}norm.weight", self.norm()
         if self.multimodal:
-            yield from self._vision_tower()
+            yield from qwen_tower(self.hidden, self.generator)
 
     def _layer(self, prefix: str, layer_type: str, counts: bool) -> NamedTensors:
         """Yield one decoder layer, whose MLP counts or is noise."""
@@ -228,45 +223,6 @@ class _Qwen3_5(CountingWeights):
         yield f"{prefix}norm.weight", torch.ones(LINEAR_HEAD_DIM)
         yield f"{prefix}out_proj.weight", self.matrix(self.hidden, size, NOISE)
 
-    def _vision_tower(self) -> NamedTensors:
-        """Yield the tensors of the minimal vision tower of ``_vision_config``."""
-        config = _vision_config(self.hidden)
-        size, wide = config["hidden_size"], config["intermediate_size"]
-        merged = size * config["spatial_merge_size"] ** 2
-        patch = (
-            config["in_channels"],
-            config["temporal_patch_size"],
-            config["patch_size"],
-            config["patch_size"],
-        )
-        positions = config["num_position_embeddings"]
-        shapes: dict[str, tuple[int, ...]] = {
-            "patch_embed.proj.weight": (size, *patch),
-            "patch_embed.proj.bias": (size,),
-            "pos_embed.weight": (positions, size),
-        }
-        for block in range(config["depth"]):
-            for name, shape in {
-                "norm1": (size,),
-                "norm2": (size,),
-                "attn.qkv": (3 * size, size),
-                "attn.proj": (size, size),
-                "mlp.linear_fc1": (wide, size),
-                "mlp.linear_fc2": (size, wide),
-            }.items():
-                shapes[f"blocks.{block}.{name}.weight"] = shape
-                shapes[f"blocks.{block}.{name}.bias"] = shape[:1]
-        for name, shape in {
-            "merger.norm": (size,),
-            "merger.linear_fc1": (merged, merged),
-            "merger.linear_fc2": (self.hidden, merged),
-        }.items():
-            shapes[f"{name}.weight"] = shape
-            shapes[f"{name}.bias"] = shape[:1]
-        for name, shape in shapes.items():
-            values = torch.randn(shape, generator=self.generator) * 0.02
-            yield f"model.visual.{name}", bf16(values)
-
 
 def _zeros(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.bfloat16)
@@ -288,23 +244,6 @@ def _quantized(tensors: NamedTensors) -> NamedTensors:
         scale = weight.abs().amax(dim=1, keepdim=True).clamp(min=1e-8) / 127
         yield name, (weight / scale).round().to(torch.int8)
         yield f"{name}_scale", bf16(scale)
-
-
-def _vision_config(hidden_size: int) -> dict[str, Any]:
-    """Return a vision tower of one block, the least that vLLM builds."""
-    return {
-        **PATCHES,
-        "depth": 1,
-        "hidden_size": 128,
-        "intermediate_size": 128,
-        "num_heads": 2,
-        "in_channels": 3,
-        "spatial_merge_size": MERGE_SIZE,
-        "num_position_embeddings": 16,
-        "out_hidden_size": hidden_size,
-        "deepstack_visual_indexes": [],
-        "hidden_act": "gelu_pytorch_tanh",
-    }
 
 
 def _quantization_config() -> dict[str, Any]:

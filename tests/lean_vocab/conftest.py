@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures for the tests of the tooling."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,11 +11,43 @@ import pytest
 
 from .processes import Processes
 
+# vLLM inspects a model's class in a process of its own, unless its cache knows it.
+MODELS = (
+    "Glm4MoeForCausalLM",
+    "Glm4MoeMTPModel",
+    "Glm4MoeLiteForCausalLM",
+    "Glm4MoeLiteMTPModel",
+    "GlmOcrForConditionalGeneration",
+    "GlmOcrMTPModel",
+    "Glm5NextForCausalLM",
+    "Glm5NextForConditionalGeneration",
+    "Glm5NextMTPModel",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MTP",
+    "Qwen3_5MoeForCausalLM",
+    "Qwen3_5MoeMTP",
+)
+INSPECT = """
+import sys
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+from vllm.model_executor.models import registry
+registry._run_in_subprocess = lambda inspect: inspect()
+for name in sys.argv[1:]:
+    registry.ModelRegistry.models[name].inspect_model_cls()
+"""
+
 
 @pytest.fixture(scope="session")
 def warm_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache root shared by engines: vLLM inspects each model class once."""
-    return tmp_path_factory.mktemp("cache")
+    """A cache root shared by engines, in which vLLM finds all classes inspected."""
+    cache = tmp_path_factory.mktemp("cache")
+    env = {**os.environ, "VLLM_CACHE_ROOT": str(cache)}
+    command = [sys.executable, "-c", INSPECT, *MODELS]
+    subprocess.run(command, env=env, check=True, timeout=300)
+    assert len(list((cache / "modelinfos").iterdir())) == len(MODELS)
+    return cache
 
 
 @pytest.fixture(scope="session")

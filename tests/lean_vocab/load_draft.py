@@ -1,19 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads a target's stage and its draft with vLLM's own loaders, and reports on both.
+"""Loads targets and their drafts with vLLM's own loaders, and reports on the drafts.
 
 Run as a file, one process per pipeline stage, with options as one JSON object:
-`model`, `proposer` (`legacy` or `v2`), `pipeline_parallel_size`, `rank`, `rendezvous`
-(a file URL). Prints one JSON object as its last line.
+`pipeline_parallel_size`, `rank`, `rendezvous` (a file URL), and `jobs`, a list of
+objects: `model`, `proposer` (`legacy` or `v2`), `num_speculative_tokens`, and what a
+CPU lacks for it: `sparse_attention`, `nvfp4_kernel`. Prints one JSON list as its last
+line: for each job what was loaded, or the `error` that it ended in.
 
 The engine itself can't be used for this on a CPU: it has no V2 runner there, and does
 not serve a draft with more than one pipeline stage.
 """
 
+import contextlib
 import json
+import logging
 import sys
+import traceback
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -59,73 +67,162 @@ def describe(module: Any) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Load, and print what the draft was before and after the proposer shared."""
-    options = json.loads(sys.argv[1])
-    pipeline_parallel_size = options.get("pipeline_parallel_size", 1)
-    rank = options.get("rank", 0)
+def vocabulary(draft: Any) -> dict[str, Any]:
+    """Return the vocabulary modules that a draft looks up and projects with."""
+    layers = draft.model.layers
+    if isinstance(layers, nn.ModuleDict):  # heads of MTP layers, by their numbers
+        heads = {f"head {n}": layer.shared_head.head for n, layer in layers.items()}
+    else:
+        heads = {"lm_head": draft.lm_head}
+    return {"embed_tokens": draft.model.embed_tokens, **heads}
 
-    from vllm.config import set_current_vllm_config
-    from vllm.distributed import init_distributed_environment, initialize_model_parallel
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.model_executor.model_loader import get_model
+
+def describe_all(draft: Any) -> dict[str, Any]:
+    return {name: describe(module) for name, module in vocabulary(draft).items()}
+
+
+class NoAttention(nn.Module):
+    """Stands in for the innermost sparse attention: a CPU has no backend for it.
+
+    It has no parameters; the projections and the indexer around it are vLLM's.
+    """
+
+    def __init__(self, *, prefix: str = "", **_: Any) -> None:
+        super().__init__()
+        self.layer_name = prefix
+
+
+def register_nvfp4_kernel() -> None:
+    """Let vLLM choose its own emulation of NVFP4: it lists no kernel for a CPU."""
+    from vllm.model_executor.kernels.linear import register_linear_kernel
+    from vllm.model_executor.kernels.linear.nvfp4.emulation import (
+        EmulationNvFp4LinearKernel,
+    )
+    from vllm.platforms import PlatformEnum
+
+    register_linear_kernel(EmulationNvFp4LinearKernel, PlatformEnum.CPU, "nvfp4")
+
+
+@contextlib.contextmanager
+def what_a_cpu_lacks(job: dict[str, Any]) -> Iterator[None]:
+    """Put something in place of what a job needs and a CPU doesn't have."""
+    from vllm.model_executor.layers import mla
 
     # As vLLM's CPU model runner does.
     torch.accelerator.empty_cache = lambda: None
-    config = EngineArgs(
-        options["model"],
-        speculative_config={"method": "mtp", "num_speculative_tokens": 1},
-        pipeline_parallel_size=pipeline_parallel_size,
-        distributed_executor_backend="mp",
-        enforce_eager=True,
-        enable_prefix_caching=False,
-        max_model_len=512,
-    ).create_engine_config()
-    # Not earlier: the plugins are loaded by now.
+    if job.get("nvfp4_kernel"):
+        register_nvfp4_kernel()
+    attention = NoAttention if job.get("sparse_attention") else mla.MLAAttention
+    with mock.patch.object(mla, "MLAAttention", attention):
+        yield
+
+
+class Messages(logging.Handler):
+    """Keeps what vLLM logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def load(config: Any, proposer: str, is_last_stage: bool) -> dict[str, Any]:
+    """Load a target's stage and, on the last one, the draft; report on the draft."""
+    from vllm.model_executor.model_loader import get_model
     from vllm.v1.spec_decode import llm_base_proposer
+    from vllm.v1.spec_decode.eagle import EagleProposer
     from vllm.v1.worker.gpu.spec_decode.eagle import utils as v2
 
+    target = get_model(vllm_config=config)
+    if not is_last_stage:
+        return {}
     built: dict[str, Any] = {}
 
     def recording_get_model(*args: Any, **kwargs: Any) -> Any:
         with AllocationRecorder() as recorder:
             draft = get_model(*args, **kwargs)
         built["largest"] = max(recorder.sizes)
-        built["embed_tokens"] = describe(draft.model.embed_tokens)
-        built["lm_head"] = describe(draft.lm_head)
+        built["modules"] = describe_all(draft)
         return draft
 
-    llm_base_proposer.get_model = v2.get_model = recording_get_model
-    with set_current_vllm_config(config):
-        init_distributed_environment(
-            pipeline_parallel_size, rank, options["rendezvous"], 0, backend="gloo"
-        )
-        initialize_model_parallel(1, pipeline_parallel_size)
-        target = get_model(vllm_config=config)
-        if rank < pipeline_parallel_size - 1:
-            print(json.dumps({"rank": rank}))
-            return
-        if options["proposer"] == "v2":
+    messages = Messages()
+    logging.getLogger("vllm").addHandler(messages)
+    with (
+        mock.patch.object(llm_base_proposer, "get_model", recording_get_model),
+        mock.patch.object(v2, "get_model", recording_get_model),
+    ):
+        if proposer == "v2":
             draft = v2.load_eagle_model(target, config)
         else:
-            from vllm.v1.spec_decode.eagle import EagleProposer
-
-            proposer = EagleProposer(config, torch.device("cpu"))
-            proposer.load_model(target)
-            draft = proposer.model
+            legacy = EagleProposer(config, torch.device("cpu"))
+            legacy.load_model(target)
+            draft = legacy.model
+    logging.getLogger("vllm").removeHandler(messages)
 
     language_model = target
     if hasattr(target, "get_language_model"):
         language_model = target.get_language_model()
+    tables = language_model.model.embed_tokens, language_model.lm_head
     attached = {
-        "embed_tokens": draft.model.embed_tokens is language_model.model.embed_tokens,
-        "lm_head": draft.lm_head is language_model.lm_head,
+        name: module is tables[name != "embed_tokens"]
+        for name, module in vocabulary(draft).items()
     }
-    final = {
-        "embed_tokens": describe(draft.model.embed_tokens),
-        "lm_head": describe(draft.lm_head),
+    return {
+        "draft": type(draft).__name__,
+        "built": built,
+        "attached": attached,
+        "final": describe_all(draft),
+        "log": messages.texts,
     }
-    print(json.dumps({"built": built, "attached": attached, "final": final}))
+
+
+def main() -> None:
+    """Do the jobs, and print their reports."""
+    options = json.loads(sys.argv[1])
+    stages, rank = options["pipeline_parallel_size"], options["rank"]
+
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import (
+        destroy_model_parallel,
+        init_distributed_environment,
+        initialize_model_parallel,
+    )
+    from vllm.engine.arg_utils import EngineArgs
+
+    reports = []
+    for number, job in enumerate(options["jobs"]):
+        config = EngineArgs(
+            job["model"],
+            speculative_config={
+                "method": "mtp",
+                "num_speculative_tokens": job.get("num_speculative_tokens", 1),
+            },
+            pipeline_parallel_size=stages,
+            distributed_executor_backend="mp",
+            enforce_eager=True,
+            enable_prefix_caching=False,
+            max_model_len=512,
+            skip_tokenizer_init=True,
+        ).create_engine_config()
+        with set_current_vllm_config(config):
+            if number == 0:
+                rendezvous = options["rendezvous"]
+                init_distributed_environment(stages, rank, rendezvous, 0, "gloo")
+            # Some groups are for mixtures of experts only.
+            initialize_model_parallel(1, stages)
+            try:
+                # Not earlier: the plugins are loaded by now.
+                with what_a_cpu_lacks(job):
+                    report = load(config, job["proposer"], rank == stages - 1)
+            except Exception as error:
+                traceback.print_exc()
+                report = {"error": f"{type(error).__name__}: {error}"}
+            finally:
+                destroy_model_parallel()
+        reports.append(report)
+    print(json.dumps(reports))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.checkpoints import CountingModel, write_qwen3_5
+from benchmarks.checkpoints import (
+    CountingModel,
+    write_glm4_moe,
+    write_glm4_moe_lite,
+    write_glm_ocr,
+    write_qwen3_5,
+)
 from benchmarks.engine import EngineRun, run_engine
 from benchmarks.loading import largest
 
@@ -117,6 +123,32 @@ def test_tables_in_shards_of_their_own_are_not_read(tmp_path: Path, run: Any) ->
 def test_variants(tmp_path: Path, run: Any, options: dict[str, Any]) -> None:
     model = write_qwen3_5(tmp_path / "model", vocab_size=32_768, **options)
     check_same(model, *pair(run, model, one_process=True))
+
+
+@pytest.mark.parametrize(
+    ("write", "layers"),
+    [
+        (write_glm4_moe, 1),
+        (write_glm4_moe_lite, 2),
+        pytest.param(write_glm4_moe, 2, marks=pytest.mark.full),
+        pytest.param(write_glm4_moe_lite, 1, marks=pytest.mark.full),
+        pytest.param(write_glm_ocr, 1, marks=pytest.mark.full),
+    ],
+)
+def test_glm(tmp_path: Path, run: Any, write: Any, layers: int) -> None:
+    """Like official checkpoints these hold copies of the tables in each MTP layer."""
+    model = write(
+        tmp_path / "model",
+        vocab_size=32_768,
+        hidden_size=256,
+        num_nextn_predict_layers=layers,
+    )
+    stock, patched = pair(run, model, one_process=True, num_speculative_tokens=layers)
+    check_same(model, stock, patched)
+    # An embedding, and a head in every MTP layer.
+    [mib] = NOT_ALLOCATED.findall(patched.log.read_text())
+    tables = 1 + layers
+    assert float(mib) == pytest.approx(tables * model.table_bytes / 2**20, abs=0.1)
 
 
 def test_quantized_target(tmp_path: Path, run: Any) -> None:

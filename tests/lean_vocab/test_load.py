@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draft loading with vLLM's own loaders, at the level of allocations.
 
-For what the engine can't run on a CPU: the V2 loader, and pipeline parallelism.
+For what the engine can't run on a CPU: the V2 loader, pipeline parallelism, and models
+whose attention has no kernels there.
 """
 
 import json
@@ -9,54 +10,151 @@ import os
 import subprocess
 import sys
 import uuid
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from benchmarks.checkpoints import CountingModel, write_qwen3_5
+from benchmarks.checkpoints import (
+    write_glm4_moe,
+    write_glm4_moe_lite,
+    write_glm5next,
+    write_glm_ocr,
+    write_qwen3_5,
+)
 
 LOAD_DRAFT = Path(__file__).with_name("load_draft.py")
-# Every kind with the V2 loader, which the engine can't run here; one with the other.
-CASES = [
-    ("untied", "legacy"),
-    ("untied", "v2"),
-    ("tied", "v2"),
-    ("moe", "v2"),
-    ("multimodal", "v2"),
-]
-VARIANTS: dict[str, dict[str, Any]] = {
-    "untied": {},
-    "tied": {"tied": True},
-    "moe": {"moe": True},
-    "multimodal": {"layout": "multimodal"},
-}
+VOCAB_SIZE, HIDDEN_SIZE = 32_768, 256
+TABLE_BYTES = VOCAB_SIZE * HIDDEN_SIZE * 2
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CountingModel]:
-    root = tmp_path_factory.mktemp("models")
-    return {
-        name: write_qwen3_5(root / name, vocab_size=32_768, **options)
-        for name, options in VARIANTS.items()
+class Model(NamedTuple):
+    """A checkpoint, and what a CPU lacks for it.
+
+    Attributes:
+        write: Writes it.
+        options: Arguments of `write`, beside path and sizes.
+        lacking: Options of `load_draft.py`.
+        edit: Changes its configuration.
+
+    """
+
+    write: Callable[..., Any]
+    options: dict[str, Any] = {}
+    lacking: dict[str, Any] = {}
+    edit: Callable[[dict[str, Any]], None] | None = None
+
+
+def with_nvfp4(config: dict[str, Any]) -> None:
+    """Quantize the linear layers to NVFP4, except all that are there by name.
+
+    A checkpoint's LM head is called `lm_head`, a draft's own `model.layers.N.head`.
+    """
+    config["quantization_config"] = {
+        "quant_method": "modelopt",
+        "quant_algo": "NVFP4",
+        "group_size": 16,
+        "ignore": ["*.self_attn.*", "*.mlp.*", "lm_head"],
     }
 
 
-def load(
+MODELS = {
+    "qwen3_5": Model(write_qwen3_5),
+    "qwen3_5 tied": Model(write_qwen3_5, {"tied": True}),
+    "qwen3_5 moe": Model(write_qwen3_5, {"moe": True}),
+    "qwen3_5 multimodal": Model(write_qwen3_5, {"layout": "multimodal"}),
+    "glm4_moe": Model(write_glm4_moe, {"num_nextn_predict_layers": 2}),
+    "glm4_moe_lite": Model(write_glm4_moe_lite, {"num_nextn_predict_layers": 2}),
+    "glm_ocr": Model(write_glm_ocr),
+    "glm5next": Model(
+        write_glm5next,
+        {"mtp_tables": False, "layout": "text"},
+        {"sparse_attention": True},
+    ),
+    "glm5next multimodal": Model(
+        write_glm5next,
+        {"mtp_tables": False, "layout": "multimodal"},
+        {"sparse_attention": True},
+    ),
+    "glm5next with tables": Model(
+        write_glm5next, {"layout": "text"}, {"sparse_attention": True}
+    ),
+    "nvfp4": Model(
+        write_glm4_moe_lite, {"mtp_tables": False}, {"nvfp4_kernel": True}, with_nvfp4
+    ),
+}
+# What loads on stock as well. The engine runs the other loader, where it can.
+CASES = [
+    ("qwen3_5", "legacy"),
+    ("qwen3_5", "v2"),
+    ("qwen3_5 tied", "v2"),
+    ("qwen3_5 moe", "v2"),
+    ("qwen3_5 multimodal", "v2"),
+    ("glm4_moe", "v2"),
+    ("glm4_moe_lite", "v2"),
+    ("glm_ocr", "legacy"),
+    ("glm_ocr", "v2"),
+    ("glm5next", "legacy"),
+    ("glm5next multimodal", "v2"),
+]
+# What doesn't, and the error.
+FAILING_ON_STOCK = {
+    "glm5next with tables": "KeyError: 'model.layers.1.shared_head.head.weight'",
+    "nvfp4": "RuntimeError: NVFP4 weight_scale for layer 'parallel_lm_head' was never "
+    "loaded (still NaN)",
+}
+FAILING_CASES = [
+    (model, proposer) for model in FAILING_ON_STOCK for proposer in ("legacy", "v2")
+]
+TWO_STAGES = ["qwen3_5", "qwen3_5 tied", "glm4_moe"]
+Reports = dict[tuple[str, str], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Write all checkpoints."""
+    root = tmp_path_factory.mktemp("models")
+    paths = {name: root / name.replace(" ", "-") for name in MODELS}
+    for name, model in MODELS.items():
+        model.write(
+            paths[name],
+            vocab_size=VOCAB_SIZE,
+            hidden_size=HIDDEN_SIZE,
+            **model.options,
+        )
+        if model.edit is not None:
+            file = paths[name] / "config.json"
+            config = json.loads(file.read_text())
+            model.edit(config)
+            file.write_text(json.dumps(config))
+    return paths
+
+
+def load_all(
     switch: str,
-    tmp_path: Path,
+    cases: Sequence[tuple[str, str]],
+    paths: dict[str, Path],
     cache: Path,
-    model: CountingModel,
-    proposer: str = "legacy",
     stages: int = 1,
-) -> dict[str, Any]:
-    """Load a draft in processes of their own; return what the last stage reports."""
+) -> Reports:
+    """Load drafts in processes of their own; return what the last stage reports."""
+    jobs = [
+        {
+            "model": str(paths[name]),
+            "proposer": proposer,
+            "num_speculative_tokens": MODELS[name].options.get(
+                "num_nextn_predict_layers", 1
+            ),
+            **MODELS[name].lacking,
+        }
+        for name, proposer in cases
+    ]
     options = {
-        "model": str(model.path),
-        "proposer": proposer,
+        "jobs": jobs,
         "pipeline_parallel_size": stages,
-        "rendezvous": f"file://{tmp_path}/rendezvous-{switch}",
+        "rendezvous": f"file://{cache}/rendezvous-{uuid.uuid4().hex}",
     }
     env = {
         **os.environ,
@@ -77,61 +175,78 @@ def load(
         for rank in range(stages)
     ]
     try:
-        outputs = [process.communicate(timeout=300)[0] for process in processes]
+        outputs = [process.communicate(timeout=500)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
     for process, output in zip(processes, outputs, strict=True):
         assert process.returncode == 0, output[-3000:]
-    report: dict[str, Any] = json.loads(outputs[-1].splitlines()[-1])
-    report["log"] = outputs[-1]
-    return report
+    reports = json.loads(outputs[-1].splitlines()[-1])
+    return dict(zip(cases, reports, strict=True))
 
 
-def load_both(*args: Any, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def load_both(*args: Any) -> tuple[Reports, Reports]:
     """Load stock and patched, at the same time."""
     with ThreadPoolExecutor() as pool:
-        stock, patched = pool.map(
-            lambda switch: load(switch, *args, **options), ("0", "1")
-        )
+        stock, patched = pool.map(lambda switch: load_all(switch, *args), ("0", "1"))
     return stock, patched
 
 
-@pytest.mark.parametrize(("variant", "proposer"), CASES)
+@pytest.fixture(scope="module")
+def loaded(paths: dict[str, Path], warm_cache: Path) -> tuple[Reports, Reports]:
+    """What became of each draft, stock and patched."""
+    return load_both([*CASES, *FAILING_CASES], paths, warm_cache)
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_no_vocabulary_storage_at_any_moment(
-    tmp_path: Path,
-    warm_cache: Path,
-    models: dict[str, CountingModel],
-    variant: str,
-    proposer: str,
+    loaded: tuple[Reports, Reports], case: tuple[str, str]
 ) -> None:
-    model = models[variant]
-    stock, patched = load_both(tmp_path, warm_cache, model, proposer)
-
+    stock, patched = (reports[case] for reports in loaded)
+    assert "error" not in stock
     # The recorder sees a table where there is one.
-    assert stock["built"]["largest"] >= model.table_bytes
-    assert patched["built"]["largest"] < model.table_bytes / 10
-    assert patched["built"]["embed_tokens"]["nbytes"] == 0
-    assert patched["built"]["lm_head"]["nbytes"] == 0
-
-    assert patched["attached"] == {"embed_tokens": True, "lm_head": True}
+    assert stock["built"]["largest"] >= TABLE_BYTES
+    check_deferred(patched, case[0])
+    assert {m["nbytes"] for m in patched["final"].values()} == {TABLE_BYTES}
+    assert patched["draft"] == stock["draft"]
     assert patched["final"] == stock["final"]
-    mib = model.table_bytes / 2**20
-    assert (
-        f"{2 * mib:.1f} MiB not allocated on this rank (model.embed_tokens {mib:.1f} "
-        f"MiB, lm_head {mib:.1f} MiB)"
-    ) in patched["log"]
 
 
-@pytest.mark.parametrize("variant", ["untied", "tied"])
-def test_two_pipeline_stages_load_as_on_stock(
-    tmp_path: Path, warm_cache: Path, models: dict[str, CountingModel], variant: str
+@pytest.mark.parametrize("case", FAILING_CASES, ids="-".join)
+def test_what_fails_on_stock_loads(
+    loaded: tuple[Reports, Reports], case: tuple[str, str]
 ) -> None:
-    stock, patched = load_both(tmp_path, warm_cache, models[variant], stages=2)
+    stock, patched = (reports[case] for reports in loaded)
+    assert stock["error"].startswith(FAILING_ON_STOCK[case[0]])
+    check_deferred(patched, case[0])
 
-    table_bytes = models[variant].table_bytes
-    assert patched["built"]["embed_tokens"]["nbytes"] == table_bytes
-    assert patched["built"]["lm_head"]["nbytes"] == table_bytes
-    assert patched["built"]["embed_tokens"]["checksum"] != 0
-    for part in ("built", "attached", "final"):
-        assert patched[part] == stock[part]
+
+def check_deferred(report: dict[str, Any], name: str) -> None:
+    """Check that all tables were left out, and the target's attached and logged."""
+    assert "error" not in report
+    assert 0 < report["built"]["largest"] < TABLE_BYTES / 10
+    modules = report["built"]["modules"]
+    assert len(modules) == 1 + MODELS[name].options.get("num_nextn_predict_layers", 1)
+    assert {module["nbytes"] for module in modules.values()} == {0}
+    assert set(report["attached"]) == set(modules)
+    assert all(report["attached"].values())
+    [line] = [text for text in report["log"] if "not allocated on this rank" in text]
+    # Of a head that a quantization leaves out, vLLM keeps only a packed copy on a CPU.
+    sizes = [module["nbytes"] / 2**20 for module in report["final"].values()]
+    assert f"{sum(sizes):.1f} MiB not allocated" in line
+    for mib in sizes:
+        assert line.partition("(")[2].count(f" {mib:.1f} MiB") == sizes.count(mib)
+
+
+def test_two_pipeline_stages_load_as_on_stock(
+    paths: dict[str, Path], warm_cache: Path
+) -> None:
+    cases = [(name, "legacy") for name in TWO_STAGES]
+    stock, patched = load_both(cases, paths, warm_cache, 2)
+    for case in cases:
+        modules = patched[case]["built"]["modules"]
+        for module in modules.values():
+            assert module["nbytes"] == TABLE_BYTES
+        assert modules["embed_tokens"]["checksum"] != 0
+        for part in ("built", "attached", "final"):
+            assert patched[case][part] == stock[case][part]
