@@ -77,7 +77,22 @@ class AddParameter(NamedTuple):
     code: str
 
 
-Edit = Insert | Replace | Remove | AddParameter
+class AddArguments(NamedTuple):
+    """Adds keyword arguments to a call.
+
+    Attributes:
+        where: Class or function that holds it.
+        call: Pattern of the call, with the arguments that it has.
+        code: The arguments, e.g. `strict=True, name=name`.
+
+    """
+
+    where: str
+    call: str
+    code: str
+
+
+Edit = Insert | Replace | Remove | AddParameter | AddArguments
 
 
 class In:

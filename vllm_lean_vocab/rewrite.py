@@ -7,6 +7,7 @@ Python's own syntax trees, which know neither.
 
 import ast
 import itertools
+import re
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -14,10 +15,12 @@ from typing import Any
 import libcst as cst
 
 from vllm_lean_vocab.edits import (
+    AddArguments,
     AddParameter,
     Edit,
     Has,
     In,
+    Insert,
     Refused,
     Remove,
     Replace,
@@ -34,6 +37,8 @@ _SAME_NAMES = {
     "Return",
     "Subscript",
 }
+
+WORD = re.compile(r"[^\W\d]\w*")
 
 
 def apply_edits(source: str, edits: In) -> tuple[str, bool]:
@@ -52,7 +57,11 @@ def apply_edits(source: str, edits: In) -> tuple[str, bool]:
 
     """
     module = _parse(source, edits.path)
-    present = [_is_present(module, edit) for edit in edits.edits]
+    words = set(WORD.findall(source))
+    present = [
+        words.issuperset(_words_of(edit)) and _is_present(module, edit)
+        for edit in edits.edits
+    ]
     if all(present):
         return source, True
     if any(present):
@@ -112,6 +121,14 @@ def _apply(module: cst.Module, edit: Edit) -> cst.Module:
         return _substitute_definition(module, edit.where, [])
     if isinstance(edit, AddParameter):
         return _add_parameter(module, edit)
+    if isinstance(edit, AddArguments):
+        scope = _the_scope(module, edit.where)
+        call = _the_one(scope, _expressions, module, edit.call, edit.where)
+        added = cst.ensure_type(cst.parse_expression(f"f({edit.code})"), cst.Call).args
+        old_args = cst.ensure_type(call, cst.Call).args
+        return _substitute(
+            module, edit.where, call, [call.with_changes(args=[*old_args, *added])]
+        )
     code = cst.parse_module(textwrap.dedent(edit.code).strip() + "\n")
     if not edit.where:
         return _insert_import(module, code.body[0])
@@ -124,10 +141,19 @@ def _apply(module: cst.Module, edit: Edit) -> cst.Module:
     return _substitute(module, edit.where, anchor, [anchor, *code.body])
 
 
+def _words_of(edit: Edit) -> list[str]:
+    """Return words that a file holds where the edit is present: quickly looked up."""
+    return [] if isinstance(edit, Remove) else WORD.findall(_code_of(edit))
+
+
 def _is_present(module: cst.Module, edit: Edit) -> bool:
     if isinstance(edit, Replace):
         scopes = _scopes(module, edit.where)
         return any(_find(s, _expressions, module, edit.new) for s in scopes)
+    if isinstance(edit, AddArguments):
+        with_them = f"{edit.call.removesuffix(')')}, {edit.code})"
+        scopes = _scopes(module, edit.where)
+        return any(_find(s, _expressions, module, with_them) for s in scopes)
     if isinstance(edit, Remove):
         return not _scopes(module, edit.where)
     if isinstance(edit, AddParameter):
@@ -401,7 +427,11 @@ def _insert_import(module: cst.Module, statement: Any) -> cst.Module:
 def _describe(edit: Edit) -> str:
     if isinstance(edit, Remove):
         return f"no {edit.where}"
-    return _one_line(edit.new if isinstance(edit, Replace) else edit.code)
+    return _one_line(_code_of(edit))
+
+
+def _code_of(edit: Insert | Replace | AddParameter | AddArguments) -> str:
+    return edit.new if isinstance(edit, Replace) else edit.code
 
 
 def _one_line(code: str) -> str:

@@ -58,11 +58,12 @@ class AllocationRecorder(TorchDispatchMode):
 
 
 def describe(module: Any) -> dict[str, Any]:
-    """Return a module's class, its parameters' size in bytes and a checksum."""
+    """Return a module's class, and its parameters' size in bytes, dtypes and sum."""
     parameters = [] if module is None else list(module.parameters())
     return {
         "class": type(module).__name__,
         "nbytes": sum(p.nbytes for p in parameters),
+        "dtypes": sorted({str(p.dtype).removeprefix("torch.") for p in parameters}),
         "checksum": sum(float(p.double().sum()) for p in parameters),
     }
 

@@ -26,7 +26,7 @@ IMPORTED_BEFORE = (
     "vllm.plugins",
     "vllm.engine.arg_utils",
     "vllm.model_executor.models.registry",
-    "vllm.model_executor.models.qwen3_5",
+    "vllm.model_executor.models.qwen3_next",
 )
 SWITCHES = ("VLLM_LEAN_VOCAB", "VLLM_PLUGINS", "LEAN_VOCAB_WARNED")
 

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from vllm_lean_vocab.edits import (
+    AddArguments,
     AddParameter,
     Edit,
     Has,
@@ -437,6 +438,28 @@ def test_add_parameter(signature: str, expected: str) -> None:
     ]
     assert ast.dump(arguments) == ast.dump(wanted)
     assert apply_edits(text, In(PATH, add)) == (text, True)
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        ("Table(size, 1)", "self.other = Table(size, 1, strict=True, name=size)"),
+        ("...(size, 1)", "self.other = Table(size, 1, strict=True, name=size)"),
+        ("use(...)", "use(flag, strict=True, name=size)"),
+    ],
+)
+def test_add_arguments(call: str, expected: str) -> None:
+    add = AddArguments("Outer.build", call, "strict=True, name=size")
+    text = edited(add)
+    assert [line[2:].strip() for line in changes(text) if line[0] == "+"] == [expected]
+    assert apply_edits(text, In(PATH, add)) == (text, True)
+
+
+def test_add_arguments_to_what_is_not_there_or_twice() -> None:
+    add = AddArguments("Outer.build", "Table(size, 2)", "strict=True")
+    assert "one match of `Table(size, 2)`, found 0" in refusal(add)
+    add = AddArguments("Outer.build", "Table(...)", "strict=True")
+    assert "one match of `Table(...)`, found 2" in refusal(add)
 
 
 def test_add_a_parameter_to_a_class() -> None:

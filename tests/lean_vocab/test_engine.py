@@ -5,6 +5,7 @@ The right output is known without running stock: the checkpoints count.
 """
 
 import itertools
+import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +22,8 @@ from benchmarks.checkpoints import (
 )
 from benchmarks.engine import EngineRun, run_engine
 from benchmarks.loading import largest
+
+from .plugins import INT8_ROWS, change_config, quantize_table, write_plugin
 
 pytestmark = pytest.mark.engine
 
@@ -40,10 +43,13 @@ def run(tmp_path: Path, warm_cache: Path) -> Any:
         model: CountingModel,
         switch: dict[str, str | None],
         one_process: bool = False,
+        pythonpath: str | None = None,
         **options: Any,
     ) -> EngineRun:
         name = "stock" if switch is STOCK else "patched"
         env = {**switch, "VLLM_CACHE_ROOT": str(warm_cache)}
+        if pythonpath is not None:
+            env["PYTHONPATH"] = pythonpath
         if one_process:
             env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         result = run_engine(
@@ -57,7 +63,8 @@ def run(tmp_path: Path, warm_cache: Path) -> Any:
         )
         log = result.log.read_text()
         assert (IS_ON in log) == (switch is PATCHED)
-        assert bool(NOT_ALLOCATED.search(log)) == (switch is PATCHED)
+        drafts = options.get("num_speculative_tokens") != 0
+        assert bool(NOT_ALLOCATED.search(log)) == (switch is PATCHED and drafts)
         return result
 
     return run_model
@@ -151,10 +158,56 @@ def test_glm(tmp_path: Path, run: Any, write: Any, layers: int) -> None:
     assert float(mib) == pytest.approx(tables * model.table_bytes / 2**20, abs=0.1)
 
 
-def test_quantized_target(tmp_path: Path, run: Any) -> None:
+@pytest.mark.parametrize(
+    "ignored",
+    [
+        [],
+        pytest.param(["model.embed_tokens"], marks=pytest.mark.full),
+        pytest.param(["re:.*embed_tokens"], marks=pytest.mark.full),
+    ],
+)
+def test_quantized_target(tmp_path: Path, run: Any, ignored: list[str]) -> None:
     """Spawned processes unpickle its config, and import layers, before plugins."""
     model = write_qwen3_5(tmp_path / "model", vocab_size=32_768, quantization="w8a8")
+    config = json.loads((model.path / "config.json").read_text())["quantization_config"]
+    config["ignore"] += ignored
+    change_config(model.path, quantization_config=config)
     check_same(model, *pair(run, model))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"layout": "text"},
+        pytest.param({"layout": "multimodal"}, marks=pytest.mark.full),
+        pytest.param({"num_speculative_tokens": 0}, marks=pytest.mark.full),
+        pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.full),
+    ],
+    ids=["text", "multimodal", "no draft", "tensor parallel"],
+)
+def test_quantized_table(tmp_path: Path, run: Any, options: dict[str, Any]) -> None:
+    """An int8 table, patched, gives what its rows give in bfloat16 on stock."""
+    layout = options.pop("layout", "text")
+    bfloat16, int8 = (
+        write_qwen3_5(tmp_path / name, vocab_size=32_768, layout=layout)
+        for name in ("bfloat16", "int8")
+    )
+    quantize_table(bfloat16.path, keep_int8=False)
+    quantize_table(int8.path)
+    pythonpath = write_plugin(tmp_path / "site", "int8_rows", INT8_ROWS.read_text())
+    options["one_process"] = "tensor_parallel_size" not in options
+    stock = run(bfloat16, STOCK, **options)
+    patched = run(int8, PATCHED, pythonpath=pythonpath, **options)
+    if options.get("num_speculative_tokens") == 0:
+        assert patched.token_ids == stock.token_ids
+        return
+    check_same(int8, stock, patched)
+    # The draft uses the target's table as it is: int8 rows, and their scales.
+    ranks = options.get("tensor_parallel_size", 1)
+    mib = int8.table_bytes / 2**20 / ranks
+    table = mib / 2 + int8.vocab_size * 2 / 2**20 / ranks
+    log = patched.log.read_text()
+    assert log.count(f"embed_tokens {table:.1f} MiB, lm_head {mib:.1f} MiB") == ranks
 
 
 def test_tensor_parallel(tmp_path: Path, run: Any) -> None:

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,8 @@ from benchmarks.checkpoints import (
     write_qwen3_5,
 )
 
+from .plugins import INT8_ROWS, change_config, quantize_table, write_plugin
+
 LOAD_DRAFT = Path(__file__).with_name("load_draft.py")
 VOCAB_SIZE, HIDDEN_SIZE = 32_768, 256
 TABLE_BYTES = VOCAB_SIZE * HIDDEN_SIZE * 2
@@ -37,27 +39,28 @@ class Model(NamedTuple):
         write: Writes it.
         options: Arguments of `write`, beside path and sizes.
         lacking: Options of `load_draft.py`.
-        edit: Changes its configuration.
+        edit: Changes it.
 
     """
 
     write: Callable[..., Any]
     options: dict[str, Any] = {}
     lacking: dict[str, Any] = {}
-    edit: Callable[[dict[str, Any]], None] | None = None
+    edit: Callable[[Path], None] | None = None
 
 
-def with_nvfp4(config: dict[str, Any]) -> None:
-    """Quantize the linear layers to NVFP4, except all that are there by name.
+def name_nvfp4(path: Path) -> None:
+    """Say that linear layers are NVFP4, except all that are there by name.
 
     A checkpoint's LM head is called `lm_head`, a draft's own `model.layers.N.head`.
     """
-    config["quantization_config"] = {
+    quantization = {
         "quant_method": "modelopt",
         "quant_algo": "NVFP4",
         "group_size": 16,
         "ignore": ["*.self_attn.*", "*.mlp.*", "lm_head"],
     }
+    change_config(path, quantization_config=quantization)
 
 
 MODELS = {
@@ -82,8 +85,13 @@ MODELS = {
         write_glm5next, {"layout": "text"}, {"sparse_attention": True}
     ),
     "nvfp4": Model(
-        write_glm4_moe_lite, {"mtp_tables": False}, {"nvfp4_kernel": True}, with_nvfp4
+        write_glm4_moe_lite, {"mtp_tables": False}, {"nvfp4_kernel": True}, name_nvfp4
     ),
+    "int8 table": Model(write_qwen3_5, edit=quantize_table),
+    "int8 table multimodal": Model(
+        write_qwen3_5, {"layout": "multimodal"}, edit=quantize_table
+    ),
+    "int8 table tied": Model(write_qwen3_5, {"tied": True}, edit=quantize_table),
 }
 # What loads on stock as well. The engine runs the other loader, where it can.
 CASES = [
@@ -108,6 +116,9 @@ FAILING_ON_STOCK = {
 FAILING_CASES = [
     (model, proposer) for model in FAILING_ON_STOCK for proposer in ("legacy", "v2")
 ]
+INT8_CASES = [("int8 table", "v2"), ("int8 table multimodal", "v2")]
+TIED_CASE = ("int8 table tied", "v2")
+INT8_BYTES = VOCAB_SIZE * HIDDEN_SIZE + VOCAB_SIZE * 2  # rows, and their scales
 TWO_STAGES = ["qwen3_5", "qwen3_5 tied", "glm4_moe"]
 Reports = dict[tuple[str, str], dict[str, Any]]
 
@@ -125,17 +136,14 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             **model.options,
         )
         if model.edit is not None:
-            file = paths[name] / "config.json"
-            config = json.loads(file.read_text())
-            model.edit(config)
-            file.write_text(json.dumps(config))
+            model.edit(paths[name])
     return paths
 
 
 def load_all(
     switch: str,
     cases: Sequence[tuple[str, str]],
-    paths: dict[str, Path],
+    paths: Mapping[str, Path],
     cache: Path,
     stages: int = 1,
 ) -> Reports:
@@ -159,6 +167,9 @@ def load_all(
     env = {
         **os.environ,
         "VLLM_LEAN_VOCAB": switch,
+        "PYTHONPATH": write_plugin(
+            cache / uuid.uuid4().hex, "int8_rows", INT8_ROWS.read_text()
+        ),
         "VLLM_CACHE_ROOT": str(cache),
         # Names shared memory: of this run alone, also if an earlier one was killed.
         "VLLM_DIST_IDENT": uuid.uuid4().hex,
@@ -195,7 +206,8 @@ def load_both(*args: Any) -> tuple[Reports, Reports]:
 @pytest.fixture(scope="module")
 def loaded(paths: dict[str, Path], warm_cache: Path) -> tuple[Reports, Reports]:
     """What became of each draft, stock and patched."""
-    return load_both([*CASES, *FAILING_CASES], paths, warm_cache)
+    cases = [*CASES, *FAILING_CASES, *INT8_CASES, TIED_CASE]
+    return load_both(cases, paths, warm_cache)
 
 
 @pytest.mark.parametrize("case", CASES, ids="-".join)
@@ -221,6 +233,29 @@ def test_what_fails_on_stock_loads(
     check_deferred(patched, case[0])
 
 
+@pytest.mark.parametrize("case", INT8_CASES, ids="-".join)
+def test_int8_table(loaded: tuple[Reports, Reports], case: tuple[str, str]) -> None:
+    """It stays int8 in the target, and is what the draft is given."""
+    stock, patched = (reports[case] for reports in loaded)
+    assert "embed_tokens.weight_scale" in stock["error"]
+    check_deferred(patched, case[0])
+    assert patched["final"]["embed_tokens"]["nbytes"] == INT8_BYTES
+    assert patched["final"]["embed_tokens"]["dtypes"] == ["bfloat16", "int8"]
+    bfloat16 = loaded[0]["qwen3_5", "v2"]["final"]["embed_tokens"]
+    assert (bfloat16["nbytes"], bfloat16["dtypes"]) == (TABLE_BYTES, ["bfloat16"])
+
+
+def test_a_head_tied_to_an_int8_table_is_refused(
+    loaded: tuple[Reports, Reports],
+) -> None:
+    stock, patched = (reports[TIED_CASE] for reports in loaded)
+    assert "embed_tokens.weight_scale" in stock["error"]
+    assert patched["error"].startswith(
+        "ValueError: lm_head is tied to model.embed_tokens, but "
+        "UnquantizedEmbeddingMethod can't use its quantized table (Int8Rows)"
+    )
+
+
 def check_deferred(report: dict[str, Any], name: str) -> None:
     """Check that all tables were left out, and the target's attached and logged."""
     assert "error" not in report
@@ -242,7 +277,8 @@ def test_two_pipeline_stages_load_as_on_stock(
     paths: dict[str, Path], warm_cache: Path
 ) -> None:
     cases = [(name, "legacy") for name in TWO_STAGES]
-    stock, patched = load_both(cases, paths, warm_cache, 2)
+    int8 = ("int8 table multimodal", "legacy")
+    stock, patched = load_both([*cases, int8], paths, warm_cache, 2)
     for case in cases:
         modules = patched[case]["built"]["modules"]
         for module in modules.values():
@@ -250,3 +286,8 @@ def test_two_pipeline_stages_load_as_on_stock(
         assert modules["embed_tokens"]["checksum"] != 0
         for part in ("built", "attached", "final"):
             assert patched[case][part] == stock[case][part]
+
+    # Its stage has a table of its own, in the format of the target's.
+    assert "embed_tokens.weight_scale" in stock[int8]["error"]
+    own = patched[int8]["built"]["modules"]["embed_tokens"]
+    assert own["nbytes"] == INT8_BYTES and own["checksum"] != 0

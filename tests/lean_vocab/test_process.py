@@ -25,9 +25,10 @@ time.sleep(600)
 """
 
 USER = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from benchmarks import process
+signal.signal(signal.SIGINT, signal.default_int_handler)  # not so in the background
 process.GRACE_SECONDS = 0.5
 log = Path(sys.argv[1])
 with process.terminate_cleanly():
@@ -56,7 +57,10 @@ def test_interrupted(tmp_path: Path, number: signal.Signals) -> None:
         descendants = psutil.Process(user.pid).children(recursive=True)
         assert len(descendants) == 2
         user.send_signal(number)
-        assert user.wait(30) != 0
+        try:
+            assert user.wait(30) != 0
+        finally:
+            user.kill()
     deadline = time.monotonic() + 5
     while any(p.is_running() for p in descendants) and time.monotonic() < deadline:
         time.sleep(0.05)

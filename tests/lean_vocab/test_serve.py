@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The real HTTP server, and loads that have to fail."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,8 @@ import pytest
 from benchmarks.checkpoints import CountingModel, write_qwen3_5
 from benchmarks.engine import EngineFailed, run_engine
 from benchmarks.server import serving
+
+from .plugins import write_plugin
 
 pytestmark = pytest.mark.engine
 
@@ -45,20 +46,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> CountingModel:
     return write_qwen3_5(tmp_path_factory.mktemp("model"), vocab_size=32_768)
 
 
-def foreign_proposer(folder: Path) -> Path:
-    """Write a package with a vLLM plugin, as if installed; return where it lies."""
-    dist_info = folder / "foreign_proposer-1.0.dist-info"
-    dist_info.mkdir(parents=True)
-    (dist_info / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: foreign-proposer\nVersion: 1.0\n"
-    )
-    (dist_info / "entry_points.txt").write_text(
-        "[vllm.general_plugins]\nforeign_proposer = foreign_proposer:register\n"
-    )
-    (folder / "foreign_proposer.py").write_text(FOREIGN)
-    return folder
-
-
 def test_server(model: CountingModel, tmp_path: Path, warm_cache: Path) -> None:
     """One pull request asked for by id, and an environment that vLLM validates."""
     env = {"VLLM_LEAN_VOCAB": "qwen3_5_mtp", "VLLM_CACHE_ROOT": str(warm_cache)}
@@ -80,9 +67,8 @@ def test_server(model: CountingModel, tmp_path: Path, warm_cache: Path) -> None:
 def test_proposer_that_does_not_attach_fails_the_load(
     model: CountingModel, tmp_path: Path, warm_cache: Path
 ) -> None:
-    site = foreign_proposer(tmp_path / "site")
     env: dict[str, str | None] = {
-        "PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": write_plugin(tmp_path / "site", "foreign_proposer", FOREIGN),
         "VLLM_CACHE_ROOT": str(warm_cache),
         "VLLM_LEAN_VOCAB": None,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

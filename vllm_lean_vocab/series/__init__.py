@@ -5,10 +5,16 @@ To add one: write a module beside this one that defines `PULL_REQUEST`, and name
 `SERIES`. Nothing else needs to know of it.
 """
 
-from vllm_lean_vocab.series import deferred_vocab, glm_mtp, qwen3_5_mtp
+from vllm_lean_vocab.series import (
+    deferred_vocab,
+    glm_mtp,
+    qwen3_5_embed_quant,
+    qwen3_5_mtp,
+)
 
 SERIES = (
     deferred_vocab.PULL_REQUEST,
     qwen3_5_mtp.PULL_REQUEST,
     glm_mtp.PULL_REQUEST,
+    qwen3_5_embed_quant.PULL_REQUEST,
 )

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""Vocabulary embeddings whose table may be quantized."""
+
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from vllm.logger import init_logger
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization.base_config import (
+    QuantizationConfig,
+    QuantizeMethodBase,
+    method_has_implemented_embedding,
+)
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    UnquantizedEmbeddingMethod,
+)
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+logger = init_logger(__name__)
+
+# They share `weight`, and nothing that it takes to read a quantized one.
+_SHARE_ONLY_THE_WEIGHT = (
+    QuantizeMethodBase.tie_weights,
+    UnquantizedEmbeddingMethod.tie_weights,
+)
+
+
+class EmbeddingQuantConfig:
+    """A quantization config, as far as an embedding asks it.
+
+    A config that has no method to look up rows of a table with, or refuses the table,
+    leaves it unquantized, as it was before embeddings asked.
+
+    Args:
+        quant_config: The model's config.
+
+    """
+
+    # For linear layers and experts only.
+    online_quantization_config = None
+
+    def __init__(self, quant_config: QuantizationConfig) -> None:
+        self.quant_config = quant_config
+
+    def get_quant_method(
+        self, layer: nn.Module, prefix: str
+    ) -> QuantizeMethodBase | None:
+        try:
+            method = self.quant_config.get_quant_method(layer, prefix)
+        except (NotImplementedError, ValueError) as error:
+            reason = str(error)
+        else:
+            if isinstance(method, UnquantizedLinearMethod):
+                return None  # some say so of what they leave out
+            if method is None or method_has_implemented_embedding(type(method)):
+                return method
+            reason = f"{type(method).__name__} can't look up rows of it"
+        logger.warning(
+            "%s stays unquantized (%s): %s",
+            prefix,
+            self.quant_config.get_name(),
+            reason,
+        )
+        return None
+
+
+def for_embedding(
+    quant_config: QuantizationConfig | None,
+) -> EmbeddingQuantConfig | None:
+    """Return what to build a vocabulary embedding with.
+
+    Args:
+        quant_config: The model's config.
+
+    """
+    return None if quant_config is None else EmbeddingQuantConfig(quant_config)
+
+
+def target_embedding_name(vllm_config: "VllmConfig") -> str:
+    """Return the full name that a draft's target has for its embedding.
+
+    Both tables are filled from one tensor of the checkpoint, and the quantization
+    config knows that by the target's name.
+
+    Args:
+        vllm_config: Config that the draft is built with.
+
+    """
+    speculative_config = vllm_config.speculative_config
+    # Where the draft is built alone, its own config is all there is.
+    config = (
+        vllm_config.model_config
+        if speculative_config is None
+        else speculative_config.target_model_config
+    )
+    if config.architecture.endswith("ForConditionalGeneration"):
+        return "language_model.model.embed_tokens"
+    return "model.embed_tokens"
+
+
+def tie_lm_head(lm_head: nn.Module, embed_tokens: nn.Module) -> nn.Module:
+    """Tie an LM head to an embedding whose table may be quantized.
+
+    Args:
+        lm_head: The head.
+        embed_tokens: The embedding.
+
+    Returns:
+        The head, or the embedding in its place, as the head's method has it.
+
+    Raises:
+        ValueError: The head can't use the format of the table.
+
+    """
+    method = lm_head.quant_method
+    if (
+        isinstance(lm_head, ParallelLMHead)
+        and not isinstance(embed_tokens.quant_method, UnquantizedEmbeddingMethod)
+        and type(method).tie_weights in _SHARE_ONLY_THE_WEIGHT
+    ):
+        raise ValueError(
+            f"{lm_head.prefix} is tied to {embed_tokens.prefix}, but "
+            f"{type(method).__name__} can't use its quantized table "
+            f"({type(embed_tokens.quant_method).__name__}). Leave the embedding out of "
+            "the quantization, or use a checkpoint with an LM head of its own."
+        )
+    return lm_head.tie_weights(embed_tokens)
