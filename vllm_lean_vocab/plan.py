@@ -166,10 +166,10 @@ def _the_variant(
         try:
             fitting.append((variant, *_edited(variant.edits, sources)))
         except Refused as error:
-            reasons.append(f"not as if {variant.vllm}: {error}")
+            reasons.append(f"[{variant.vllm}] {error}")
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
         states = ", ".join(variant.vllm for variant, *_ in fitting)
         raise Refused(f"this vLLM is in several states: {states}")
-    raise Refused("; ".join(reasons))
+    raise Refused(f"this vLLM is in no state that is known: {'; '.join(reasons)}")

@@ -381,7 +381,7 @@ def test_no_variant_fits() -> None:
     [status] = plan.statuses
     assert (status.state, status.variant) == ("conflict", "")
     for variant in ("x is 1", "x is 2"):
-        assert f"not as if {variant}: f.py: f: expected one match" in status.reason
+        assert f"[{variant}] f.py: f: expected one match" in status.reason
     assert not plan.files
     [status] = make_plan(sources_with(None), [with_variants()]).statuses
     assert status.reason.count("f.py: this vLLM has no such file") == 2
