@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from vllm.config import (
@@ -460,6 +461,39 @@ def test_a_float_scheme_leaves_the_table_alone(build_both, warned, draft_class, 
     for model, message in zip(models, warned):
         assert message.startswith(f"{embedding_name(target)} stays unquantized")
         assert "only support weight-only INT" in message
+        check_bf16(model, target)
+
+
+@all_drafts
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_packed_scheme_follows_the_checkpoint(
+    tmp_path, build_both, warned, draft_class, target, packed
+):
+    name = load_names(target)[-1]
+    tensors = {f"{name}.weight": torch.zeros(VOCAB, HIDDEN, dtype=torch.bfloat16)}
+    if packed:
+        tensors = {
+            f"{name}.weight_packed": torch.zeros(VOCAB, HIDDEN // 4, dtype=torch.int32)
+        }
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = compressed_tensors(INT8, ["re:.*embed_tokens"])
+
+    models = build_both(draft_class, target, config)
+
+    if packed:
+        assert not warned
+        for model in models:
+            embedding, _ = tables(model)
+            assert {name for name, _ in embedding.named_parameters()} == {
+                "weight_packed",
+                "weight_scale",
+                "weight_shape",
+            }
+        return
+    assert len(warned) == 2
+    for model, message in zip(models, warned):
+        assert message.startswith(f"{embedding_name(target)} stays unquantized")
+        assert "so it is in the checkpoint" in message
         check_bf16(model, target)
 
 

@@ -4,11 +4,10 @@
 What becomes of a checkpoint's embedding depends on the method that its config has:
 
 - none, as for every method in vLLM with a config for linear layers: as before;
-- one that looks up rows, such as compressed-tensors' for int weights: quantized. A
-  config that asks for this of a table that the checkpoint has in BF16 contradicts its
-  checkpoint, and fails at load, where it was disregarded before;
-- one that can't look up rows, or an error: unquantized as before, with a warning. Where
-  the checkpoint's table is quantized, loading fails as before, and names the tensor;
+- one that looks up rows, such as compressed-tensors' for int weights: quantized;
+- one that can't look up rows, an error, or one that wants a packed table where the
+  checkpoint has plain rows: unquantized as before, with a warning. Where the
+  checkpoint's table is quantized, loading fails as before, and names the tensor;
 - a tied head that would take over a quantized table without its scales: an error.
 """
 

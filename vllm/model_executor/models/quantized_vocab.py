@@ -4,8 +4,10 @@
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
+from vllm.config import get_current_vllm_config
 from vllm.logger import init_logger
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import (
@@ -17,6 +19,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     UnquantizedEmbeddingMethod,
 )
+from vllm.transformers_utils.config import get_safetensors_params_metadata
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -33,8 +36,9 @@ _SHARE_ONLY_THE_WEIGHT = (
 class EmbeddingQuantConfig:
     """A quantization config, as far as an embedding asks it.
 
-    A config that has no method to look up rows of a table with, or refuses the table,
-    leaves it unquantized, as it was before embeddings asked.
+    A config that has no method to look up rows of a table with, that refuses the table,
+    or that wants it in a format which the checkpoint doesn't have it in, leaves it
+    unquantized, as it was before embeddings asked.
 
     Args:
         quant_config: The model's config.
@@ -55,11 +59,14 @@ class EmbeddingQuantConfig:
         except (NotImplementedError, ValueError) as error:
             reason = str(error)
         else:
-            if isinstance(method, UnquantizedLinearMethod):
-                return None  # some say so of what they leave out
-            if method is None or method_has_implemented_embedding(type(method)):
+            if method is None or isinstance(method, UnquantizedLinearMethod):
+                return None  # some say the latter of what they leave out
+            if not method_has_implemented_embedding(type(method)):
+                reason = f"{type(method).__name__} can't look up rows of it"
+            elif not _takes_plain_rows(method, layer) and _checkpoint_has_plain_rows():
+                reason = "so it is in the checkpoint"
+            else:
                 return method
-            reason = f"{type(method).__name__} can't look up rows of it"
         logger.warning(
             "%s stays unquantized (%s): %s",
             prefix,
@@ -67,6 +74,40 @@ class EmbeddingQuantConfig:
             reason,
         )
         return None
+
+
+def _takes_plain_rows(method: QuantizeMethodBase, layer: nn.Module) -> bool:
+    """Return whether a method's parameters include the rows as they are."""
+    probe = nn.Module()
+    try:
+        with torch.device("meta"):
+            method.create_weights(
+                probe,
+                layer.embedding_dim,
+                [layer.num_embeddings_padded],
+                layer.embedding_dim,
+                layer.num_embeddings_padded,
+                params_dtype=torch.get_default_dtype(),
+                weight_loader=layer.weight_loader,
+            )
+    except Exception:  # it wants more of a layer than the probe has
+        return True
+    return hasattr(probe, "weight")
+
+
+def _checkpoint_has_plain_rows() -> bool:
+    model_config = get_current_vllm_config().model_config
+    if model_config is None:
+        return False
+    tensors = get_safetensors_params_metadata(
+        model_config.model, revision=model_config.revision
+    )
+    dtypes = {
+        info.get("dtype")
+        for name, info in tensors.items()
+        if name.endswith("embed_tokens.weight")
+    }
+    return bool(dtypes) and dtypes <= {"BF16", "F16", "F32"}
 
 
 def for_embedding(
