@@ -164,8 +164,10 @@ def tie_lm_head(lm_head: nn.Module, embed_tokens: nn.Module) -> nn.Module:
         and not isinstance(embed_tokens.quant_method, UnquantizedEmbeddingMethod)
         and type(method).tie_weights in _SHARE_ONLY_THE_WEIGHT
     ):
+        head = getattr(lm_head, "prefix", "lm_head")
+        table = getattr(embed_tokens, "prefix", "embed_tokens")
         raise ValueError(
-            f"{lm_head.prefix} is tied to {embed_tokens.prefix}, but "
+            f"{head} is tied to {table}, but "
             f"{type(method).__name__} can't use its quantized table "
             f"({type(embed_tokens.quant_method).__name__}). Leave the embedding out of "
             "the quantization, or use a checkpoint with an LM head of its own."
