@@ -117,7 +117,6 @@ def _apply(module: cst.Module, edit: Edit) -> cst.Module:
         safe = _parenthesised(module, around, old, new)
         return _substitute(module, edit.where, old, [safe])
     if isinstance(edit, Remove):
-        _the_scope(module, edit.where)
         return _substitute_definition(module, edit.where, [])
     if isinstance(edit, AddParameter):
         return _add_parameter(module, edit)
@@ -147,17 +146,15 @@ def _words_of(edit: Edit) -> list[str]:
 
 
 def _is_present(module: cst.Module, edit: Edit) -> bool:
+    scopes = _scopes(module, edit.where)
     if isinstance(edit, Replace):
-        scopes = _scopes(module, edit.where)
         return any(_find(s, _expressions, module, edit.new) for s in scopes)
     if isinstance(edit, AddArguments):
         with_them = f"{edit.call.removesuffix(')')}, {edit.code})"
-        scopes = _scopes(module, edit.where)
         return any(_find(s, _expressions, module, with_them) for s in scopes)
     if isinstance(edit, Remove):
-        return not _scopes(module, edit.where)
+        return not scopes
     if isinstance(edit, AddParameter):
-        scopes = _scopes(module, edit.where)
         return any(
             parameter.name.value == _parameter(edit).name.value
             for scope in scopes
@@ -182,7 +179,7 @@ def _is_present(module: cst.Module, edit: Edit) -> bool:
             _find(scope, _statements, module, ast.unparse(statement))
             for statement in ast.parse(code).body
         )
-        for scope in _scopes(module, edit.where)
+        for scope in scopes
     )
 
 

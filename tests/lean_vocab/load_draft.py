@@ -118,15 +118,17 @@ def what_a_cpu_lacks(job: dict[str, Any]) -> Iterator[None]:
         yield
 
 
-class Messages(logging.Handler):
-    """Keeps what vLLM logs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
+@contextlib.contextmanager
+def logged() -> Iterator[list[str]]:
+    """Collect what vLLM logs."""
+    texts: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("vllm").addHandler(handler)
+    try:
+        yield texts
+    finally:
+        logging.getLogger("vllm").removeHandler(handler)
 
 
 def load(config: Any, proposer: str, is_last_stage: bool) -> dict[str, Any]:
@@ -148,9 +150,8 @@ def load(config: Any, proposer: str, is_last_stage: bool) -> dict[str, Any]:
         built["modules"] = describe_all(draft)
         return draft
 
-    messages = Messages()
-    logging.getLogger("vllm").addHandler(messages)
     with (
+        logged() as texts,
         mock.patch.object(llm_base_proposer, "get_model", recording_get_model),
         mock.patch.object(v2, "get_model", recording_get_model),
     ):
@@ -160,7 +161,6 @@ def load(config: Any, proposer: str, is_last_stage: bool) -> dict[str, Any]:
             legacy = EagleProposer(config, torch.device("cpu"))
             legacy.load_model(target)
             draft = legacy.model
-    logging.getLogger("vllm").removeHandler(messages)
 
     language_model = target
     if hasattr(target, "get_language_model"):
@@ -175,7 +175,7 @@ def load(config: Any, proposer: str, is_last_stage: bool) -> dict[str, Any]:
         "built": built,
         "attached": attached,
         "final": describe_all(draft),
-        "log": messages.texts,
+        "log": texts,
     }
 
 

@@ -1,11 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Placeholders for a draft's vocabulary modules, and the check that none is left."""
 
-from vllm_lean_vocab.edits import In, Insert, PullRequest
+from vllm_lean_vocab.edits import Edit, In, Insert, PullRequest, Replace
 
 IMPORT = """
 from vllm.model_executor.models.deferred_vocab import check_attached, deferred_modules
 """
+
+
+def embedding_is_deferred(predictor: str) -> Edit:
+    """The embedding of a draft's predictor, the class that holds its MTP layers."""
+    return Replace(
+        f"{predictor}.__init__",
+        "self.embed_tokens = VocabParallelEmbedding(...)",
+        "VocabParallelEmbedding",
+        "draft_embedding(VocabParallelEmbedding, get_pp_group())",
+    )
+
 
 PULL_REQUEST = PullRequest(
     id="deferred_vocab",

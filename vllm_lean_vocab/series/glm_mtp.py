@@ -15,30 +15,21 @@ from vllm_lean_vocab.edits import (
     Replace,
     Variant,
 )
+from vllm_lean_vocab.series.deferred_vocab import embedding_is_deferred
 
 MODELS = "vllm/model_executor/models"
 GLM5NEXT = "vllm/models/glm5next"
 
-PP_GROUP = "from vllm.distributed import get_pp_group"
 SHARED_HEAD = "from .deepseek_mtp import SharedHead"
 DEFERRED = "import defers_vocab, draft_embedding, skip_deferred_weights"
 EMBEDDING = "import draft_embedding, skip_deferred_weights"
+ABSOLUTE = "from vllm.model_executor.models.deferred_vocab"
 
 
-def embedding_is_deferred(predictor: str) -> Edit:
-    """The embedding of a predictor, a class that holds the MTP layers."""
-    return Replace(
-        f"{predictor}.__init__",
-        "self.embed_tokens = VocabParallelEmbedding(...)",
-        "VocabParallelEmbedding",
-        "draft_embedding(VocabParallelEmbedding, get_pp_group())",
-    )
-
-
-def head_is_deferred(layer: str) -> Edit:
+def head_is_deferred(family: str) -> Edit:
     """The head of an MTP layer."""
     return Replace(
-        f"{layer}.__init__",
+        f"{family}MultiTokenPredictorLayer.__init__",
         "self.shared_head = SharedHead(...)",
         "SharedHead(config=config, prefix=prefix, quant_config=quant_config)",
         "SharedHead(config=config, prefix=prefix, quant_config=quant_config, "
@@ -46,22 +37,19 @@ def head_is_deferred(layer: str) -> Edit:
     )
 
 
-def tensors_go_by(draft: str) -> Edit:
-    """Checkpoint tensors of what is deferred: the loop would look for parameters."""
-    return Insert(
-        f"{draft}.load_weights",
-        "weights = skip_deferred_weights(self, weights)",
-        after="params_dict = dict(self.named_parameters())",
-    )
-
-
-def glm5next(path: str, *others: Edit) -> In:
+def draft(path: str, family: str, *others: Edit) -> In:
+    """A draft's file: what all take, beside the others."""
     return In(
         path,
-        Insert("", PP_GROUP),
-        embedding_is_deferred("Glm5NextMultiTokenPredictor"),
-        tensors_go_by("Glm5NextMTP"),
+        Insert("", "from vllm.distributed import get_pp_group"),
         *others,
+        embedding_is_deferred(f"{family}MultiTokenPredictor"),
+        # Of what is deferred, too, the loop would look up a parameter.
+        Insert(
+            f"{family}MTP.load_weights",
+            "weights = skip_deferred_weights(self, weights)",
+            after="params_dict = dict(self.named_parameters())",
+        ),
     )
 
 
@@ -71,33 +59,27 @@ PULL_REQUEST = PullRequest(
     builds_on=["deferred_vocab"],
     tests=["tests/model_executor/test_glm_mtp_vocab.py"],
     edits=[
-        In(
+        draft(
             f"{MODELS}/glm4_moe_mtp.py",
-            Insert("", PP_GROUP),
+            "Glm4Moe",
             Insert("", SHARED_HEAD),
             Insert("", f"from .deferred_vocab {DEFERRED}"),
             Remove("SharedHead"),
-            head_is_deferred("Glm4MoeMultiTokenPredictorLayer"),
-            embedding_is_deferred("Glm4MoeMultiTokenPredictor"),
-            tensors_go_by("Glm4MoeMTP"),
+            head_is_deferred("Glm4Moe"),
         ),
-        In(
+        draft(
             f"{MODELS}/glm4_moe_lite_mtp.py",
-            Insert("", PP_GROUP),
+            "Glm4MoeLite",
             Insert("", SHARED_HEAD),
             Insert("", f"from .deferred_vocab {DEFERRED}"),
             Remove("SharedHead"),
-            head_is_deferred("Glm4MoeLiteMultiTokenPredictorLayer"),
-            embedding_is_deferred("Glm4MoeLiteMultiTokenPredictor"),
-            tensors_go_by("Glm4MoeLiteMTP"),
+            head_is_deferred("Glm4MoeLite"),
         ),
-        In(
+        draft(
             f"{MODELS}/glm_ocr_mtp.py",
-            Insert("", PP_GROUP),
+            "GlmOcr",
             Insert("", f"from .deferred_vocab {DEFERRED}"),
-            head_is_deferred("GlmOcrMultiTokenPredictorLayer"),
-            embedding_is_deferred("GlmOcrMultiTokenPredictor"),
-            tensors_go_by("GlmOcrMTP"),
+            head_is_deferred("GlmOcr"),
         ),
     ],
     variants=[
@@ -114,12 +96,10 @@ PULL_REQUEST = PullRequest(
                         'DeferredLMHead(prefix=maybe_prefix(prefix, "head"))',
                     ),
                 ),
-                glm5next(
+                draft(
                     f"{GLM5NEXT}/common/mtp.py",
-                    Insert(
-                        "",
-                        f"from {MODELS.replace('/', '.')}.deferred_vocab {EMBEDDING}",
-                    ),
+                    "Glm5Next",
+                    Insert("", f"{ABSOLUTE} {EMBEDDING}"),
                 ),
             ],
         ),
@@ -137,12 +117,11 @@ PULL_REQUEST = PullRequest(
                         "(DeferredLMHead if defer_lm_head else ParallelLMHead)",
                     ),
                 ),
-                glm5next(
+                draft(
                     f"{GLM5NEXT}/nvidia/mtp.py",
-                    Insert(
-                        "", f"from {MODELS.replace('/', '.')}.deferred_vocab {DEFERRED}"
-                    ),
-                    head_is_deferred("Glm5NextMultiTokenPredictorLayer"),
+                    "Glm5Next",
+                    Insert("", f"{ABSOLUTE} {DEFERRED}"),
+                    head_is_deferred("Glm5Next"),
                 ),
             ],
         ),

@@ -2,6 +2,7 @@
 """Qwen3.5 MTP drafts leave both vocabulary tables unallocated at PP=1."""
 
 from vllm_lean_vocab.edits import Has, In, Insert, PullRequest, Replace
+from vllm_lean_vocab.series.deferred_vocab import embedding_is_deferred
 
 MODEL = "vllm/model_executor/models/qwen3_5_mtp.py"
 
@@ -22,12 +23,7 @@ PULL_REQUEST = PullRequest(
         In(
             MODEL,
             Insert("", IMPORT),
-            Replace(
-                "Qwen3_5MultiTokenPredictor.__init__",
-                "self.embed_tokens = VocabParallelEmbedding(...)",
-                "VocabParallelEmbedding",
-                "draft_embedding(VocabParallelEmbedding, get_pp_group())",
-            ),
+            embedding_is_deferred("Qwen3_5MultiTokenPredictor"),
             Replace(
                 "Qwen3_5MTP.__init__",
                 "self.lm_head = ParallelLMHead(...)",
