@@ -9,7 +9,7 @@ from benchmarks.loading import WorkerLoading
 from benchmarks.memory import MIB
 from benchmarks.server import Completion, SpeculativeCounters
 
-# The peak has to fall by this part of what the two tables take.
+# The peak has to fall by this part of what the tables take.
 LEAST_PART_SAVED = 0.98
 # What remains after loading may differ by this part.
 MOST_PART_CHANGED = 0.01
@@ -17,6 +17,12 @@ MOST_PART_CHANGED = 0.01
 # most this many.
 SECONDS_KEPT = (8.0, 4.0)
 MOST_SAMPLES = 1_500
+# The counters of speculative decoding.
+COUNTERS = {
+    "drafts": "The number of drafts",
+    "draft_tokens": "The number of draft tokens",
+    "accepted_tokens": "The number of accepted draft tokens",
+}
 
 
 @dataclass(frozen=True)
@@ -109,38 +115,16 @@ class Comparison:
         for what, one, other in (
             ("Text", stock.texts(), patched.texts()),
             ("Token usage", _usages(stock), _usages(patched)),
-            ("The number of drafts", stock.counters.drafts, patched.counters.drafts),
-            (
-                "The number of draft tokens",
-                stock.counters.draft_tokens,
-                patched.counters.draft_tokens,
-            ),
-            (
-                "The number of accepted draft tokens",
-                stock.counters.accepted_tokens,
-                patched.counters.accepted_tokens,
+            *(
+                (what, getattr(stock.counters, name), getattr(patched.counters, name))
+                for name, what in COUNTERS.items()
             ),
         ):
             if one != other:
                 failures.append(f"{what} differs: stock {one}, patched {other}.")
-        failures += self._memory_failures()
-        return failures
-
-    def _memory_failures(self) -> list[str]:
-        failures = []
-        tables = 2 * self.table_bytes
-        if self.saved < LEAST_PART_SAVED * tables:
-            failures.append(
-                f"The loading peak fell by {self.saved / MIB:,.1f} MiB; at least "
-                f"{LEAST_PART_SAVED:.0%} of the two tables' {tables / MIB:,.1f} MiB "
-                "was promised."
-            )
-        stock, patched = self.stock.worker.after, self.patched.worker.after
-        if abs(patched - stock) > MOST_PART_CHANGED * stock:
-            failures.append(
-                f"Memory after loading differs by more than {MOST_PART_CHANGED:.0%}: "
-                f"stock {stock / MIB:,.1f} MiB, patched {patched / MIB:,.1f} MiB."
-            )
+        tables = 2 * self.table_bytes / MIB
+        failures += fall_failures("The loading peak", self.saved / MIB, tables)
+        failures += after_failures(stock.worker.after / MIB, patched.worker.after / MIB)
         return failures
 
     def to_json(self) -> dict[str, Any]:
@@ -189,6 +173,34 @@ class Comparison:
 
     def _tokens(self, name: str) -> tuple[int, int]:
         return self.stock.usage()[name], self.patched.usage()[name]
+
+
+def fall_failures(what: str, fell_by: float, promised: float) -> list[str]:
+    """Say whether memory fell by less than promised.
+
+    Args:
+        what: The level that fell.
+        fell_by: By how much, in MiB.
+        promised: What is no longer there, in MiB.
+    """
+    if fell_by >= LEAST_PART_SAVED * promised:
+        return []
+    sentence = (
+        f"{what} fell by {fell_by:,.1f} MiB; at least {LEAST_PART_SAVED:.0%} of the "
+        f"tables' {promised:,.1f} MiB was promised."
+    )
+    return [sentence]
+
+
+def after_failures(stock: float, patched: float) -> list[str]:
+    """Say whether what remains after loading, in MiB, is not about the same."""
+    if abs(patched - stock) <= MOST_PART_CHANGED * stock:
+        return []
+    sentence = (
+        f"Memory after loading differs by more than {MOST_PART_CHANGED:.0%}: "
+        f"stock {stock:,.1f} MiB, patched {patched:,.1f} MiB."
+    )
+    return [sentence]
 
 
 def _usages(run: Serving) -> list[dict[str, Any]]:

@@ -26,14 +26,12 @@ from benchmarks.loading import NoLoadingWindow, largest
 from benchmarks.machine import machine, versions
 from benchmarks.memory import MIB
 from benchmarks.plot import draw
-from benchmarks.process import terminate_cleanly
+from benchmarks.process import SWITCHES, Environment, terminate_cleanly
 from benchmarks.server import Server, ServerFailed, serving
 
 PROMPTS = 4
 MAX_TOKENS = 48
 READY_TIMEOUT = 600.0
-# None removes the variable: patched is what an installed plugin does by itself.
-RUNS: dict[str, str | None] = {"stock": "0", "patched": None}
 
 console = Console()
 
@@ -78,7 +76,7 @@ def _demo(arguments: argparse.Namespace) -> int:
             f"({time.monotonic() - started:.1f} s)"
         )
         runs: dict[str, Serving] = {}
-        for name, switch in RUNS.items():
+        for name, switch in SWITCHES.items():
             log = directory / f"{name}.log"
             try:
                 runs[name] = _serve(name, switch, model, log)
@@ -112,17 +110,16 @@ def _workplace(keep: Path | None) -> Iterator[Path]:
         yield Path(directory)
 
 
-def _serve(name: str, switch: str | None, model: CountingModel, log: Path) -> Serving:
+def _serve(name: str, switch: Environment, model: CountingModel, log: Path) -> Serving:
     """Start a server, send it the prompts one at a time, and end it.
 
     Raises:
         ServerFailed: If it does not start or answer.
         NoLoadingWindow: If its log does not show when the draft was loaded.
     """
-    env = {"VLLM_LEAN_VOCAB": switch}
     with (
         console.status("") as status,
-        serving(model.path, env=env, log=log) as server,
+        serving(model.path, env=switch, log=log) as server,
     ):
         started = time.monotonic()
 
@@ -154,10 +151,8 @@ def _text(token_ids: list[int]) -> str:
 
 
 def _expected(model: CountingModel) -> list[list[str]]:
-    return [
-        _text(model.continuation(prompt, MAX_TOKENS)).split()
-        for prompt in model.prompts(PROMPTS)
-    ]
+    answers = model.continuations(PROMPTS, MAX_TOKENS)
+    return [_text(answer).split() for answer in answers]
 
 
 def _explain(name: str, error: Exception, log: Path, *, keep: bool) -> None:
@@ -214,7 +209,7 @@ def _dump(report: dict[str, Any]) -> str:
     """Return readable JSON with the samples of a run on one line."""
     report = json.loads(json.dumps(report))
     samples = {}
-    for name in RUNS:
+    for name in SWITCHES:
         mark = f"<samples of {name}>"
         samples[mark] = json.dumps(report[name]["samples"], separators=(",", ":"))
         report[name]["samples"] = mark

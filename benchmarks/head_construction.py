@@ -12,7 +12,6 @@ no page of it was touched.
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -24,6 +23,7 @@ from rich.progress import track
 
 from benchmarks.machine import machine, versions
 from benchmarks.memory import MIB
+from benchmarks.report import spread, write_report
 
 VOCAB_SIZE = 151_552
 HIDDEN_SIZE = 4096
@@ -139,12 +139,7 @@ def summary(samples: list[dict[str, Any]]) -> dict[str, Any]:
     """Return head and device, and median and spread of each peak in MiB."""
     first = samples[0]
     peaks = {
-        name: {
-            "median": statistics.median(sample[name] for sample in samples),
-            "min": min(sample[name] for sample in samples),
-            "max": max(sample[name] for sample in samples),
-            "samples": [sample[name] for sample in samples],
-        }
+        name: spread([sample[name] for sample in samples])
         for name in first
         if name.endswith("_mib")
     }
@@ -179,8 +174,7 @@ def main() -> None:
                     f"  ({figures['min']:,.3f} to {figures['max']:,.3f})"
                 )
     if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_report(report, options.json)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,9 @@ def draft_loading(
         settled: What each worker said remained in the end, by process id, in bytes.
 
     Returns:
-        One entry per process that logged that it shares the LM head, by process id.
+        One entry per process that logged that it shares the LM head, by process id;
+        none for one that was done when the first began, or too far ahead of it to be
+        measured.
 
     Raises:
         NoLoadingWindow: If a line is missing from the log, if it does not say which
@@ -93,7 +95,12 @@ def draft_loading(
             raise NoLoadingWindow(f"process {pid} did not say what remained")
         start, end = (own or opened)[0].time, closing.time
         readings = series.get(pid, [])
-        before, peak = _levels(pid, start, end, readings)
+        try:
+            before, peak = _levels(pid, start, end, readings)
+        except NoLoadingWindow:
+            if own:
+                raise
+            continue
         workers.append(
             WorkerLoading(
                 pid=pid,

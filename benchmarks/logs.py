@@ -13,6 +13,7 @@ from typing import IO
 PROCESS = re.compile(r"^\((?P<name>\S+) pid=(?P<pid>\d+)\)")
 DRAFT_STARTS = "Loading drafter model..."
 DRAFT_ENDS = "Sharing target model lm_head weights"
+NOT_ALLOCATED = re.compile(r": ([\d.]+) MiB not allocated on this rank")
 TAIL_LINES = 30
 
 
@@ -38,6 +39,16 @@ def marker(line: str, at: float) -> Marker | None:
     process = PROCESS.match(line)
     pid = int(process["pid"]) if process else None
     return Marker(at, pid, DRAFT_STARTS in line)
+
+
+def not_allocated_mib(log: Path) -> list[float]:
+    """Return what a log says was not allocated for the draft, in MiB per rank.
+
+    Raises:
+        OSError: If it can't be read.
+    """
+    text = log.read_text(encoding="utf-8", errors="replace")
+    return [float(mib) for mib in NOT_ALLOCATED.findall(text)]
 
 
 class LogReader:

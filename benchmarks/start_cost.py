@@ -9,7 +9,6 @@ The package has byte code, as what pip installs does.
 """
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -23,6 +22,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.machine import machine, versions
+from benchmarks.report import write_report
 
 TOGETHER = 8
 
@@ -120,8 +120,7 @@ def main() -> None:
             f"  ({figures['min_ms']:.1f} to {figures['max_ms']:.1f})"
         )
     if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_report(report, options.json)
 
 
 if __name__ == "__main__":

@@ -68,6 +68,7 @@ class CountingModel:
         vocab_size: Rows of each vocabulary table.
         hidden_size: Columns of each vocabulary table.
         tied: Whether the LM head is the embedding.
+        draft_bytes: Bytes of the MTP layers' own tensors, vocabulary tables left out.
         table_bytes: Bytes of one vocabulary table in bfloat16.
     """
 
@@ -75,6 +76,7 @@ class CountingModel:
     vocab_size: int
     hidden_size: int
     tied: bool
+    draft_bytes: int
 
     @property
     def table_bytes(self) -> int:
@@ -100,6 +102,14 @@ class CountingModel:
                 f"of {self.vocab_size}"
             )
         return list(range(first, first + n))
+
+    def continuations(self, prompts: int, n: int) -> list[list[int]]:
+        """Return the ``n`` token ids generated after each of so many ``prompts``.
+
+        Raises:
+            ValueError: If the vocabulary is too small.
+        """
+        return [self.continuation(prompt, n) for prompt in self.prompts(prompts)]
 
     def prompts(self, n: int, length: int = 4) -> list[list[int]]:
         """Return ``n`` different prompts of ``length`` token ids each.
@@ -244,9 +254,15 @@ class CountingWeights(ABC):
         write_tokenizer(path, self.vocab_size, special)
         if self.multimodal:
             write_processor(path, self.processor)
-        rest = {**dict(self.target()), **dict(self.draft())}
-        _save(path, rest, self.tables(), shards)
-        return CountingModel(path, self.vocab_size, self.hidden, self.tied)
+        target, draft = dict(self.target()), dict(self.draft())
+        _save(path, {**target, **draft}, self.tables(), shards)
+        return CountingModel(
+            path,
+            self.vocab_size,
+            self.hidden,
+            self.tied,
+            draft_bytes=sum(tensor.nbytes for tensor in draft.values()),
+        )
 
     def with_vision(
         self, text: dict[str, Any], vision: dict[str, Any]

@@ -22,15 +22,15 @@ from benchmarks.checkpoints import (
 )
 from benchmarks.engine import EngineRun, run_engine
 from benchmarks.loading import largest
-
-from .plugins import INT8_ROWS, change_config, quantize_table, write_plugin
+from benchmarks.logs import not_allocated_mib
+from benchmarks.plugins import INT8_ROWS, change_config, quantize_table, write_plugin
+from benchmarks.process import SWITCHES, Environment
 
 pytestmark = pytest.mark.engine
 
-STOCK, PATCHED = {"VLLM_LEAN_VOCAB": "0"}, {"VLLM_LEAN_VOCAB": None}
+STOCK, PATCHED = SWITCHES["stock"], SWITCHES["patched"]
 NUM_PROMPTS, MAX_TOKENS = 4, 16
 # Every process takes long to import vLLM: what does not depend on them runs in one.
-NOT_ALLOCATED = re.compile(r"MTP: ([\d.]+) MiB not allocated on this rank")
 IS_ON = "vllm-lean-vocab: on with vLLM"
 
 
@@ -41,7 +41,7 @@ def run(tmp_path: Path, warm_cache: Path) -> Any:
 
     def run_model(
         model: CountingModel,
-        switch: dict[str, str | None],
+        switch: Environment,
         one_process: bool = False,
         pythonpath: str | None = None,
         **options: Any,
@@ -64,7 +64,7 @@ def run(tmp_path: Path, warm_cache: Path) -> Any:
         log = result.log.read_text()
         assert (IS_ON in log) == (switch is PATCHED)
         drafts = options.get("num_speculative_tokens") != 0
-        assert bool(NOT_ALLOCATED.search(log)) == (switch is PATCHED and drafts)
+        assert bool(not_allocated_mib(result.log)) == (switch is PATCHED and drafts)
         return result
 
     return run_model
@@ -82,10 +82,7 @@ def pair(run: Any, model: CountingModel, **options: Any) -> tuple[Any, Any]:
 def check_same(model: CountingModel, *runs: EngineRun) -> None:
     """Check the tokens against the known ones, and all counters with each other."""
     for result in runs:
-        assert result.token_ids == [
-            model.continuation(prompt, MAX_TOKENS)
-            for prompt in model.prompts(NUM_PROMPTS)
-        ]
+        assert result.token_ids == model.continuations(NUM_PROMPTS, MAX_TOKENS)
         # The draft is right often, but not always: else equal counters say little.
         assert 0 < result.accepted_tokens < result.draft_tokens
     counters = {(r.drafts, r.draft_tokens, r.accepted_tokens) for r in runs}
@@ -107,8 +104,8 @@ def test_loading_peak(tmp_path: Path, run: Any, tied: bool) -> None:
     filled = model.table_bytes * (1 if tied else 2)
     assert before.peak_above - after.peak_above >= 0.98 * filled
     assert after.after == pytest.approx(before.after, rel=0.01)
-    [mib] = NOT_ALLOCATED.findall(patched.log.read_text())
-    assert float(mib) == pytest.approx(2 * model.table_bytes / 2**20, abs=0.1)
+    [mib] = not_allocated_mib(patched.log)
+    assert mib == pytest.approx(2 * model.table_bytes / 2**20, abs=0.1)
 
 
 def test_tables_in_shards_of_their_own_are_not_read(tmp_path: Path, run: Any) -> None:
@@ -153,9 +150,9 @@ def test_glm(tmp_path: Path, run: Any, write: Any, layers: int) -> None:
     stock, patched = pair(run, model, one_process=True, num_speculative_tokens=layers)
     check_same(model, stock, patched)
     # An embedding, and a head in every MTP layer.
-    [mib] = NOT_ALLOCATED.findall(patched.log.read_text())
+    [mib] = not_allocated_mib(patched.log)
     tables = 1 + layers
-    assert float(mib) == pytest.approx(tables * model.table_bytes / 2**20, abs=0.1)
+    assert mib == pytest.approx(tables * model.table_bytes / 2**20, abs=0.1)
 
 
 @pytest.mark.parametrize(
@@ -222,8 +219,7 @@ def test_tensor_parallel(tmp_path: Path, run: Any) -> None:
     )
     check_same(model, stock, patched)
     # Half of both tables, on each of the two ranks.
-    per_rank = NOT_ALLOCATED.findall(patched.log.read_text())
-    assert [float(mib) for mib in per_rank] == [model.table_bytes / 2**20] * 2
+    assert not_allocated_mib(patched.log) == [model.table_bytes / 2**20] * 2
 
 
 def test_compiled(tmp_path: Path, run: Any) -> None:

@@ -24,8 +24,7 @@ from benchmarks.checkpoints import (
     write_glm_ocr,
     write_qwen3_5,
 )
-
-from .plugins import INT8_ROWS, change_config, quantize_table, write_plugin
+from benchmarks.plugins import INT8_ROWS, change_config, quantize_table, write_plugin
 
 LOAD_DRAFT = Path(__file__).with_name("load_draft.py")
 VOCAB_SIZE, HIDDEN_SIZE = 32_768, 256

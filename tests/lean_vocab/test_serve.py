@@ -8,9 +8,8 @@ import pytest
 
 from benchmarks.checkpoints import CountingModel, write_qwen3_5
 from benchmarks.engine import EngineFailed, run_engine
+from benchmarks.plugins import write_plugin
 from benchmarks.server import serving
-
-from .plugins import write_plugin
 
 pytestmark = pytest.mark.engine
 

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# mypy: allow-subclassing-any
 """An out-of-tree quantization of vLLM: vocabulary embeddings in int8.
 
 Each row has a scale. Written as a plugin of its own, and imported by vLLM alone.
@@ -38,9 +39,10 @@ class Int8Rows(QuantizeMethodBase):
             set_weight_attrs(parameter, loader)
             layer.register_parameter(name, parameter)
 
-    def embedding(self, layer: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    def embedding(self, layer: Any, ids: torch.Tensor) -> torch.Tensor:
         scale = layer.weight_scale[ids]
-        return layer.weight[ids].to(scale.dtype) * scale
+        rows: torch.Tensor = layer.weight[ids].to(scale.dtype) * scale
+        return rows
 
     def apply(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         raise NotImplementedError("not for LM heads")
