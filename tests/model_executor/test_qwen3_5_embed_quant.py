@@ -3,7 +3,6 @@
 """Qwen3.5's vocabulary embeddings may be quantized, the target's and the draft's."""
 
 import json
-import re
 from copy import deepcopy
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -518,8 +517,9 @@ def test_a_head_that_cannot_use_the_table_is_refused(build, model_class, target,
         "quantized table (Int8Rows)."
     )
 
-    with pytest.raises(ValueError, match=f"^{re.escape(refusal)}"):
+    with pytest.raises(ValueError) as error:
         build(model_class, target, Recorder(Int8Rows(), head), tied=True)
+    assert str(error.value).startswith(refusal)
     build(model_class, target, Recorder(Int8Rows(), head))
 
 
@@ -535,12 +535,20 @@ def test_a_head_that_is_the_embedding(build, model_class, target):
     assert torch.equal(logits.T, table["weight"] * table["weight_scale"])
 
 
-AWQ = {"bits": 4, "group_size": 128, "zero_point": True}
-GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}
+AWQ: dict[str, object] = {"bits": 4, "group_size": 128, "zero_point": True}
+GPTQ: dict[str, object] = {
+    "quant_method": "gptq",
+    "bits": 4,
+    "group_size": 128,
+    "sym": True,
+}
 GPTQ |= {"desc_act": False, "lm_head": False}
-FP_QUANT = {"hadamard_group_size": 32, "modules_to_not_convert": ["lm_head"]}
+FP_QUANT: dict[str, object] = {
+    "hadamard_group_size": 32,
+    "modules_to_not_convert": ["lm_head"],
+}
 FP_QUANT |= {"forward_dtype": "mxfp4", "forward_method": "abs_max"}
-BLOCK_FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+BLOCK_FP8: dict[str, object] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 BLOCK_FP8 |= {"weight_block_size": [128, 128]}
 STATIC_FP8 = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False}
 QUARK = {
@@ -596,6 +604,7 @@ def test_methods_for_linear_layers_leave_the_table_alone(warned, method):
         else:
             pytest.skip("what its checkpoints have is not known here")
         embedding_config = quantized_vocab.for_embedding(quant_config)
+        assert embedding_config is not None
         for name in map(embedding_name, (TEXT, MULTIMODAL)):
             layer = VocabParallelEmbedding(
                 VOCAB, HIDDEN, quant_config=embedding_config, prefix=name

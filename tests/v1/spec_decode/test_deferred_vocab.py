@@ -335,7 +335,7 @@ def test_check_names_what_is_no_module(attached):
     draft.model.embed_tokens = Target().model.embed_tokens
     del draft.lm_head
     if attached is None:
-        draft.lm_head = None
+        draft.register_module("lm_head", None)
 
     with pytest.raises(RuntimeError, match="Draft: lm_head was left unallocated"):
         check_attached(draft, deferred)
@@ -350,7 +350,7 @@ def load_with_legacy_runner(monkeypatch, draft, target):
     proposer.supports_mm_inputs = False
     proposer.parallel_drafting = False
     proposer.use_local_argmax_reduction = False
-    proposer._get_model = lambda: draft
+    monkeypatch.setattr(proposer, "_get_model", lambda: draft)
     proposer.load_model(target)
     assert proposer.model is draft
 
