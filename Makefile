@@ -7,7 +7,7 @@ PIP_ARGS ?=
 BIN := $(VENV)/bin
 RESULTS := benchmarks/results
 
-.PHONY: help venv demo test test-full lint results clean
+.PHONY: help venv demo test test-full lint prs results clean
 
 help:
 	@echo "make venv       .venv with vLLM (CPU) and this package"
@@ -15,7 +15,8 @@ help:
 	@echo "make test       all tests that CI runs"
 	@echo "make test-full  those and the long ones"
 	@echo "make lint       ruff, ruff format and mypy"
-	@echo "make results    demo, GLM head and start cost, written to $(RESULTS)"
+	@echo "make prs        every pull request as a branch, checked as vLLM would; into prs/"
+	@echo "make results    demo, loading peaks, GLM head and start cost, into $(RESULTS)"
 
 venv: $(VENV)/.complete
 
@@ -37,11 +38,15 @@ test-full: venv
 lint: venv
 	PATH="$(abspath $(BIN)):$$PATH" pre-commit run --all-files --show-diff-on-failure
 
+prs: venv
+	$(BIN)/python -m benchmarks.pull_requests
+
 results: venv
 	$(BIN)/python -m benchmarks.start_cost --json $(RESULTS)/start_cost.json
 	$(BIN)/python -m benchmarks.head_construction --json $(RESULTS)/head_construction.json
+	$(BIN)/python -m benchmarks.load_peak --json $(RESULTS)/load_peak.json
 	$(BIN)/python -m benchmarks.demo --json $(RESULTS)/demo.json --plot $(RESULTS)/demo.png
 	$(BIN)/python -m benchmarks.readme
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info demo.png
+	rm -rf $(VENV) .releases prs build dist *.egg-info demo.png

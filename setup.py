@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ships the files that are new to vLLM as package data.
+"""Ships what goes to vLLM, and the figures that its texts have, as package data.
 
-They stand at vLLM's paths in this repository, outside the package. An editable install
-reads them there.
+New files and tests stand at vLLM's paths in this repository, outside the package. An
+editable install reads them there.
 """
 
 import shutil
@@ -12,6 +12,8 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
+# Tests of the tooling stay here.
+FILES = ("vllm/**/*.py", "tests/[!l]*/**/*.py", "benchmarks/results/*.json")
 
 
 class BuildWithRepositoryFiles(build_py):
@@ -31,7 +33,8 @@ class BuildWithRepositoryFiles(build_py):
 
     def _repository_files(self) -> list[tuple[Path, Path]]:
         into = Path(self.build_lib, "vllm_lean_vocab", "repository")
-        files = [path.relative_to(ROOT) for path in ROOT.glob("vllm/**/*.py")]
+        found = (path for pattern in FILES for path in ROOT.glob(pattern))
+        files = [path.relative_to(ROOT) for path in found]
         return [(ROOT / path, into / path) for path in files]
 
 

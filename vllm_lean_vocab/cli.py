@@ -11,7 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vllm_lean_vocab import diff, plan
+from vllm_lean_vocab.description import NoFigure
 from vllm_lean_vocab.edits import PullRequest
+from vllm_lean_vocab.export import KINDS, CantExport, DoesNotApply, Exported, export
+from vllm_lean_vocab.git import GitFailed
 from vllm_lean_vocab.series import SERIES
 
 OK, CONFLICT, USAGE = 0, 1, 2
@@ -28,19 +31,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Those after the command's name; default: `sys.argv`.
 
     Returns:
-        Exit status: 0; 1 where a pull request conflicts; 2 for wrong usage, or where
-        there is no vLLM.
+        Exit status: 0; 1 where a pull request conflicts, or is upstream and can't be
+        exported; 2 for wrong usage, or where something is missing or in the way.
 
     """
     options = _parser().parse_args(arguments)
     try:
         return int(options.run(options))
-    except (Failure, diff.NoFormatter) as error:
-        print(f"vllm-lean-vocab: {error}", file=sys.stderr)
-        return USAGE
     except BrokenPipeError:  # e.g. piped into `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
+    except (
+        Failure,
+        CantExport,
+        GitFailed,
+        NoFigure,
+        diff.NoFormatter,
+        OSError,
+    ) as error:
+        print(f"vllm-lean-vocab: {error}", file=sys.stderr)
+        return CONFLICT if isinstance(error, DoesNotApply) else USAGE
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -73,12 +83,42 @@ def _parser() -> argparse.ArgumentParser:
         "id", nargs="?", metavar="ID", help="one pull request (default: all together)"
     )
     show.set_defaults(run=_diff)
+
+    exported = commands.add_parser(
+        "export",
+        parents=[common],
+        help="a branch of vLLM, a patch file and a text of each pull request",
+        description="Makes of each pull request a branch in a checkout of vLLM, or a "
+        "patch file and a text, or all of them.",
+    )
+    exported.add_argument(
+        "ids", nargs="*", metavar="ID", help="pull requests (default: all)"
+    )
+    exported.add_argument(
+        "--onto",
+        type=Path,
+        metavar="DIR",
+        help="a git checkout of vLLM: a branch of each, from the current commit, or "
+        "from the branch of what it builds on; no working tree is touched",
+    )
+    exported.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="where patch files and texts go, a folder for each; without --onto they "
+        "are made against the installed vLLM",
+    )
+    exported.add_argument(
+        "--replace", action="store_true", help="replace what an earlier export made"
+    )
+    exported.add_argument("--json", action="store_true", help="for scripts")
+    exported.set_defaults(run=_export)
     return parser
 
 
 def _status(options: argparse.Namespace) -> int:
     root = _vllm_root(options.vllm)
-    made = plan.make_plan(_sources(root, SERIES), SERIES)
+    made = plan.make_plan(plan.read_sources(root, SERIES), SERIES)
     version = _version(root) if options.vllm is None else None
     if options.json:
         rows = [status._asdict() for status in made.statuses]
@@ -96,13 +136,11 @@ def _status(options: argparse.Namespace) -> int:
 
 def _diff(options: argparse.Namespace) -> int:
     root = _vllm_root(options.vllm)
-    known = [pull_request.id for pull_request in SERIES]
-    if options.id not in (None, *known):
-        raise Failure(f"no pull request {options.id!r}; known: {', '.join(known)}")
-    wanted = plan.with_bases([options.id] if options.id else known, SERIES)
+    asked_for = _known([options.id] if options.id else [])
+    wanted = plan.with_bases([each.id for each in asked_for], SERIES)
     upto = [pull_request for pull_request in SERIES if pull_request.id in wanted]
 
-    sources = before = _sources(root, upto)
+    sources = before = plan.read_sources(root, upto)
     if options.id:  # what it builds on is not part of its diff
         before = {**sources, **plan.make_plan(sources, upto[:-1]).files}
     made = plan.make_plan(sources, upto)
@@ -114,8 +152,61 @@ def _diff(options: argparse.Namespace) -> int:
     changed = {
         path: text for path, text in made.files.items() if before.get(path) != text
     }
-    print(diff.unified_diff(before, changed), end="")
+    text = diff.unified_diff(before, changed)
+    is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    print(diff.coloured(text) if is_coloured else text, end="")
     return CONFLICT if any(s.state == "conflict" for s in asked) else OK
+
+
+def _export(options: argparse.Namespace) -> int:
+    if options.onto is None and options.out is None:
+        raise Failure("export needs --onto DIR, a checkout of vLLM, or --out DIR")
+    if options.onto is not None and options.vllm is not None:
+        raise Failure("--vllm is for --out alone; with --onto the checkout is vLLM")
+    made = export(
+        _known(options.ids),
+        SERIES,
+        checkout=options.onto,
+        sources=None
+        if options.onto
+        else plan.read_sources(_vllm_root(options.vllm), SERIES),
+        out=options.out,
+        replace=options.replace,
+    )
+    if options.json:
+        print(json.dumps([each.to_json() for each in made], indent=2))
+    else:
+        _print_exported(made, options)
+    return OK
+
+
+def _print_exported(made: Sequence[Exported], options: argparse.Namespace) -> None:
+    rows: list[tuple[str, ...]] = [
+        ("pull request", "vLLM's files", "new files", "tests")
+    ]
+    rows += [(m.id, *(str(m.size(kind)) for kind in KINDS)) for m in made]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths)).rstrip())
+    for each in made:
+        for warning in each.warnings:
+            print(f"vllm-lean-vocab: {warning}", file=sys.stderr)
+    if options.onto:
+        print(f"Branches in {options.onto}: {', '.join(m.branch for m in made)}")
+    for each in made:
+        if each.replaced and options.onto:
+            print(f"{each.branch} was {each.replaced[:12]}")
+    if options.out:
+        print(f"Patch files and texts: {options.out}{os.sep}")
+    print("No commit is signed off: that is for whoever submits it, after reading it.")
+
+
+def _known(ids: Sequence[str]) -> list[PullRequest]:
+    """Return the pull requests of these ids in the series' order; all if none."""
+    known = [pull_request.id for pull_request in SERIES]
+    if unknown := [id for id in ids if id not in known]:
+        raise Failure(f"no pull request {unknown[0]!r}; known: {', '.join(known)}")
+    return [each for each in SERIES if not ids or each.id in ids]
 
 
 def _vllm_root(package: Path | None) -> Path:
@@ -140,13 +231,3 @@ def _version(root: Path) -> str | None:
         if Path(str(distribution.locate_file("vllm"))).resolve().parent == root:
             return distribution.version
     return None
-
-
-def _sources(root: Path, series: Sequence[PullRequest]) -> dict[str, str | None]:
-    sources: dict[str, str | None] = {}
-    for path in plan.source_paths(series):
-        try:
-            sources[path] = (root / path).read_text(encoding="utf-8")
-        except FileNotFoundError:
-            sources[path] = None
-    return sources

@@ -44,6 +44,18 @@ def unified_diff(before: Mapping[str, str | None], after: Mapping[str, str]) -> 
     return "".join(parts)
 
 
+def coloured(text: str) -> str:
+    """Return a diff with colours for a terminal; as it is if Pygments is missing."""
+    try:
+        from pygments import highlight
+        from pygments.formatters import TerminalFormatter
+        from pygments.lexers import DiffLexer
+    except ImportError:
+        return text
+    lexer = DiffLexer(stripnl=False, ensurenl=False)
+    return str(highlight(text, lexer, TerminalFormatter()))
+
+
 def formatted(path: str, text: str) -> str:
     """Return a file's text as ruff leaves it.
 

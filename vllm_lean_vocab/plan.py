@@ -70,6 +70,25 @@ def source_paths(pull_requests: Sequence[PullRequest]) -> list[str]:
     return sorted(paths)
 
 
+def read_sources(
+    root: Path, pull_requests: Sequence[PullRequest]
+) -> dict[str, str | None]:
+    """Return the text of every file that `source_paths` names, None where none is.
+
+    Args:
+        root: Folder that holds the folder `vllm`.
+        pull_requests: Those that are of interest.
+
+    """
+    sources: dict[str, str | None] = {}
+    for path in source_paths(pull_requests):
+        try:
+            sources[path] = (root / path).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            sources[path] = None
+    return sources
+
+
 def with_bases(ids: Collection[str], series: Sequence[PullRequest]) -> set[str]:
     """Return the ids and those of all pull requests that they build on."""
     wanted = set(ids)

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command, as a user runs it."""
 
+import contextlib
 import importlib.metadata
 import json
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -180,6 +183,26 @@ def test_diff_without_ruff(
     result = command("diff")
     assert result.code == 2 and not result.out
     assert "pip install 'vllm-lean-vocab[diff]'" in result.err
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_diff_is_coloured_on_a_terminal(
+    command: Callable[..., Result], no_color: str
+) -> None:
+    script = "from vllm_lean_vocab.cli import main; main(['diff', 'qwen3_5_mtp'])"
+    ours, theirs = os.openpty()
+    env = {**os.environ, "NO_COLOR": no_color}
+    with subprocess.Popen([sys.executable, "-c", script], stdout=theirs, env=env):
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # the end of a terminal that was closed
+            while some := os.read(ours, 4096):
+                shown += some
+    os.close(ours)
+    text = shown.decode().replace("\r\n", "\n")
+    plain = re.sub(r"\x1b\[[\d;]*m", "", text)
+    assert plain == command("diff", "qwen3_5_mtp").out
+    assert (text != plain) == (not no_color)
 
 
 def test_piped_into_head() -> None:

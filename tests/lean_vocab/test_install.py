@@ -15,7 +15,11 @@ from vllm_lean_vocab import plan
 from vllm_lean_vocab.series import SERIES
 
 ROOT = Path(__file__).parents[2]
-NEW_FILES = [path for pull_request in SERIES for path in pull_request.new_files]
+FILES = [
+    path
+    for pull_request in SERIES
+    for path in (*pull_request.new_files, *pull_request.tests)
+]
 
 # Serves Qwen3.5's draft module, as any vLLM process does.
 USE = """
@@ -55,7 +59,8 @@ def test_wheel_holds_the_package_and_the_files_for_vllm(wheel: Path) -> None:
         names = set(archive.namelist())
         [metadata] = [name for name in names if name.endswith(".dist-info/METADATA")]
         described = email.message_from_bytes(archive.read(metadata))
-        for path in NEW_FILES:
+        assert not [name for name in names if "tests/lean_vocab" in name]
+        for path in FILES:
             shipped = archive.read(f"vllm_lean_vocab/repository/{path}")
             assert shipped == (ROOT / path).read_bytes()
     # Nothing may land in the folder of an installed vLLM, or beside it.
@@ -67,10 +72,32 @@ def test_wheel_holds_the_package_and_the_files_for_vllm(wheel: Path) -> None:
     assert [requirement.split(">")[0] for requirement in needed] == ["libcst"]
 
 
-def test_wheel_serves(wheel: Path, tmp_path: Path) -> None:
-    site = tmp_path / "site"
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, installed."""
+    folder = tmp_path_factory.mktemp("site")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
-    subprocess.run([*pip, "--target", str(site), str(wheel)], check=True)
+    subprocess.run([*pip, "--target", str(folder), str(wheel)], check=True)
+    return folder
+
+
+def test_wheel_exports(site: Path, tmp_path: Path) -> None:
+    """With texts, tests and figures."""
+    env = {**os.environ, "PYTHONPATH": str(site)}
+    for who in ("AUTHOR", "COMMITTER"):
+        env[f"GIT_{who}_NAME"] = "vllm-lean-vocab tests"
+        env[f"GIT_{who}_EMAIL"] = "tests@example.invalid"
+    script = "import sys; from vllm_lean_vocab.cli import main; sys.exit(main())"
+    command = [sys.executable, "-P", "-c", script, "export", "--out", "prs"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    for pull_request in SERIES:
+        [patch] = (tmp_path / "prs" / pull_request.id).glob("*.patch")
+        for path in (*pull_request.new_files, *pull_request.tests):
+            assert f"+++ b/{path}\n" in patch.read_text()
+
+
+def test_wheel_serves(site: Path, tmp_path: Path) -> None:
     env = {
         **os.environ,
         "PYTHONPATH": str(site),
@@ -94,5 +121,5 @@ def test_editable_install_reads_the_checkout() -> None:
     assert [e.value for e in entry_points if e.group == "vllm.general_plugins"] == [
         "vllm_lean_vocab.plugin:register"
     ]
-    for path in NEW_FILES:
+    for path in FILES:
         assert plan.repository_file(path) == ROOT / path
