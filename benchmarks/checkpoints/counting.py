@@ -25,7 +25,7 @@ where row ``m`` is the long one and row ``m + 1`` a short one, the draft repeats
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -68,7 +68,8 @@ class CountingModel:
         vocab_size: Rows of each vocabulary table.
         hidden_size: Columns of each vocabulary table.
         tied: Whether the LM head is the embedding.
-        draft_bytes: Bytes of the MTP layers' own tensors, vocabulary tables left out.
+        draft_bytes: Bytes of the draft's own tensors, vocabulary tables left out.
+        draft: The directory of the draft's checkpoint, where that is one of its own.
         table_bytes: Bytes of one vocabulary table in bfloat16.
     """
 
@@ -77,6 +78,7 @@ class CountingModel:
     hidden_size: int
     tied: bool
     draft_bytes: int
+    draft: Path | None = None
 
     @property
     def table_bytes(self) -> int:
@@ -189,8 +191,8 @@ class CountingWeights(ABC):
         amplitude = (hidden_size - SHARED_COMPONENT**2) / (pairs - 1)
         self.amplitudes = torch.full((pairs,), amplitude, dtype=torch.float64).sqrt()
         self.amplitudes[0] = SHARED_COMPONENT
-        self.embedding_basis = self._orthogonal()
-        self.head_basis = self.embedding_basis if tied else self._orthogonal()
+        self.embedding_basis = self.orthogonal()
+        self.head_basis = self.embedding_basis if tied else self.orthogonal()
         self.lengths = 1 + torch.randint(2, (vocab_size, 1), generator=self.generator)
 
     @abstractmethod
@@ -207,21 +209,30 @@ class CountingWeights(ABC):
 
     def tables(self) -> dict[str, torch.Tensor]:
         """Return the vocabulary tables, bfloat16 of (vocabulary, hidden)."""
+        name = f"{self.prefix}embed_tokens.weight"
+        if self.tied:
+            # The first norm of the target and of the draft undoes the lengths.
+            return {name: self.draw_tables((self.embedding_basis, True))[0]}
+        embedding, head = self.draw_tables(
+            (self.embedding_basis, False), (self.head_basis, True)
+        )
+        return {name: embedding, "lm_head.weight": head}
+
+    def draw_tables(self, *kinds: tuple[torch.Tensor, bool]) -> list[torch.Tensor]:
+        """Return vocabulary tables, bfloat16 of (vocabulary, hidden).
+
+        Args:
+            kinds: Of each table, its basis and whether its rows are long and short
+                ones, as an LM head's are.
+        """
         shape = (self.vocab_size, self.hidden)
-        embedding = torch.empty(shape, dtype=torch.bfloat16)
-        tables = {f"{self.prefix}embed_tokens.weight": embedding}
-        head = embedding
-        if not self.tied:
-            head = tables["lm_head.weight"] = torch.empty_like(embedding)
+        tables = [torch.empty(shape, dtype=torch.bfloat16) for _ in kinds]
         for start in range(0, self.vocab_size, ROWS_AT_ONCE):
             stop = min(start + ROWS_AT_ONCE, self.vocab_size)
             rows = self._coordinates(start, stop)
-            embedding[start:stop] = rows @ self.embedding_basis.T.float()
-            # Where the tables are one, this sets the lengths of the embedding's
-            # rows; the first norm of the target and of the draft undoes them.
-            head[start:stop] = (
-                self.lengths[start:stop] * rows @ self.head_basis.T.float()
-            )
+            for table, (basis, is_head) in zip(tables, kinds, strict=True):
+                drawn = self.lengths[start:stop] * rows if is_head else rows
+                table[start:stop] = drawn @ basis.T.float()
         return tables
 
     def placeholders(self) -> dict[str, int]:
@@ -255,7 +266,7 @@ class CountingWeights(ABC):
         if self.multimodal:
             write_processor(path, self.processor)
         target, draft = dict(self.target()), dict(self.draft())
-        _save(path, {**target, **draft}, self.tables(), shards)
+        save_tensors(path, {**target, **draft}, self.tables(), shards)
         return CountingModel(
             path,
             self.vocab_size,
@@ -355,7 +366,7 @@ class CountingWeights(ABC):
         if counts:
             shared = self.embedding_basis[:, 0] * (GATE_INPUT / SHARED_COMPONENT)
             gate = bf16(shared.expand(size, self.hidden))
-            up = bf16(self._rotation())
+            up = bf16(self.rotation())
             passed = torch.nn.functional.silu(torch.tensor(GATE_INPUT)).item()
             down = bf16(torch.eye(size) * (gain * ROTATION_GAIN / passed))
         else:
@@ -366,13 +377,29 @@ class CountingWeights(ABC):
         yield f"{prefix}up_proj.weight", up
         yield f"{prefix}down_proj.weight", down
 
-    def joining(self) -> torch.Tensor:
+    def joining(self, embedding_basis: torch.Tensor | None = None) -> torch.Tensor:
         """Return what an MTP layer applies to the embedding and the hidden state.
 
         They come in this order, normalized, as one vector.
+
+        Args:
+            embedding_basis: The basis of the draft's embedding, by default that of
+                the target's.
         """
         hidden_half = HIDDEN_WEIGHT * torch.eye(self.hidden, dtype=torch.float64)
-        return bf16(torch.cat([self._rotation(), hidden_half], dim=1))
+        return bf16(torch.cat([self.rotation(embedding_basis), hidden_half], dim=1))
+
+    def joined_layers(self, layer: Callable[[str], NamedTensors]) -> NamedTensors:
+        """Yield MTP layers behind one joining projection, all under ``mtp.``.
+
+        Args:
+            layer: Yields one layer, given the prefix of its tensors' names.
+        """
+        yield "mtp.fc.weight", self.joining()
+        for index in range(self.mtp_layers):
+            yield from layer(f"mtp.layers.{index}.")
+        for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
+            yield f"mtp.{name}.weight", self.norm()
 
     def norm(self, size: int | None = None) -> torch.Tensor:
         """Return the weight of a norm that only normalizes.
@@ -396,19 +423,31 @@ class CountingWeights(ABC):
         coordinates = torch.cat([phases.cos(), phases.sin()], dim=1)
         return coordinates * self.amplitudes.float().repeat(2)
 
-    def _rotation(self) -> torch.Tensor:
+    def rotation(
+        self,
+        embedding_basis: torch.Tensor | None = None,
+        head_basis: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Return the map from embedding row ``n`` to the direction of ``n + 1``.
 
         The result is float64 of (hidden, hidden) and leads from the embedding's
         basis to the LM head's. It removes the component shared by all rows.
+
+        Args:
+            embedding_basis: The former basis, by default the target's.
+            head_basis: The latter basis, by default the target's.
         """
+        if embedding_basis is None:
+            embedding_basis = self.embedding_basis
+        if head_basis is None:
+            head_basis = self.head_basis
         keep = torch.ones_like(self.angles)
         keep[0] = 0.0
         cos, sin = (keep * self.angles.cos()).diag(), (keep * self.angles.sin()).diag()
         turn = torch.cat([torch.cat([cos, -sin], 1), torch.cat([sin, cos], 1)])
-        return self.head_basis @ turn @ self.embedding_basis.T
+        return head_basis @ turn @ embedding_basis.T
 
-    def _orthogonal(self) -> torch.Tensor:
+    def orthogonal(self) -> torch.Tensor:
         """Return a random orthogonal float64 matrix of (hidden, hidden)."""
         shape = (self.hidden, self.hidden)
         values = torch.randn(shape, generator=self.generator, dtype=torch.float64)
@@ -421,13 +460,20 @@ def bf16(values: torch.Tensor) -> torch.Tensor:
     return values.to(torch.bfloat16).contiguous()
 
 
-def _save(
+def save_tensors(
     path: Path,
     rest: dict[str, torch.Tensor],
     tables: dict[str, torch.Tensor],
     shards: Shards,
 ) -> None:
-    """Write the tensors into one file, or tables into shards of their own."""
+    """Write the tensors into one file, or tables into shards of their own.
+
+    Args:
+        path: An existing directory.
+        rest: All tensors but the tables, by their names.
+        tables: The vocabulary tables.
+        shards: ``single`` or ``tables``.
+    """
     if shards == "single":
         save_file({**tables, **rest}, path / "model.safetensors", {"format": "pt"})
         return

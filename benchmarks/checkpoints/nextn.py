@@ -2,23 +2,15 @@
 """What families share whose checkpoints are laid out like DeepSeek-V3's.
 
 The MTP layers are stored as layers behind the target's last one, each with copies
-of the target's vocabulary tables. All layers but the first, dense ones are mixtures
-of experts.
+of the target's vocabulary tables.
 """
 
-from abc import abstractmethod
 from typing import Any, ClassVar
 
 import torch
 
-from benchmarks.checkpoints.counting import (
-    EXPERTS_PER_TOKEN,
-    NOISE,
-    NUM_EXPERTS,
-    NUM_HEADS,
-    CountingWeights,
-    NamedTensors,
-)
+from benchmarks.checkpoints.counting import NOISE, NUM_HEADS, NamedTensors
+from benchmarks.checkpoints.decoder import DecoderWeights
 
 # Multi-head latent attention. The CPU kernels are compiled for these sizes.
 KV_LORA_RANK = 512
@@ -29,20 +21,16 @@ V_HEAD_DIM = 128
 Q_LORA_RANK = 128
 
 
-class NextnWeights(CountingWeights):
+class NextnWeights(DecoderWeights):
     """The tensors and the configuration of one checkpoint.
 
     A subclass says which attention the layers have.
 
     Attributes:
-        num_layers: Number of the target's layers.
-        dense_layers: How many of them, the first ones, are no mixtures of experts.
         rope_head_dim: Size of the part of a query or key of the latent attention that
             depends on the position.
     """
 
-    num_layers: ClassVar[int] = 2
-    dense_layers: ClassVar[int] = 1
     rope_head_dim: ClassVar[int] = ROPE_HEAD_DIM
 
     def __init__(
@@ -60,10 +48,6 @@ class NextnWeights(CountingWeights):
         self.mtp_prefixes = [f"{self.prefix}layers.{n}." for n in numbers]
         self.mtp_tables = mtp_tables
 
-    @abstractmethod
-    def self_attention(self, prefix: str) -> NamedTensors:
-        """Yield the attention of one layer; its tensors' names start with a prefix."""
-
     def tables(self) -> dict[str, torch.Tensor]:
         tables = super().tables()
         if self.mtp_tables:
@@ -74,44 +58,12 @@ class NextnWeights(CountingWeights):
                 tables[f"{prefix}shared_head.head.weight"] = head.clone()
         return tables
 
-    def target(self) -> NamedTensors:
-        for number in range(self.num_layers):
-            prefix = f"{self.prefix}layers.{number}."
-            dense = number < self.dense_layers
-            counts = number == self.num_layers - 1
-            yield from self.layer(prefix, dense, counts)
-        yield f"{self.prefix}norm.weight", self.norm()
-
     def draft(self) -> NamedTensors:
         for prefix in self.mtp_prefixes:
             for name in ("enorm", "hnorm", "shared_head.norm"):
                 yield f"{prefix}{name}.weight", self.norm()
             yield f"{prefix}eh_proj.weight", self.joining()
             yield from self.layer(prefix, dense=False, counts=False)
-
-    def layer_sizes(self) -> dict[str, Any]:
-        """Return the part of the configuration that describes the layers."""
-        return {
-            "num_hidden_layers": self.num_layers,
-            "num_nextn_predict_layers": self.mtp_layers,
-            "intermediate_size": self.hidden,
-            "attention_bias": False,
-        }
-
-    def expert_sizes(self) -> dict[str, Any]:
-        """Return the part of the configuration that describes mixtures of experts."""
-        return {
-            "first_k_dense_replace": self.dense_layers,
-            # Of the shared expert too, which counts.
-            "moe_intermediate_size": self.hidden,
-            "n_shared_experts": 1,
-            "n_routed_experts": NUM_EXPERTS,
-            "num_experts_per_tok": EXPERTS_PER_TOKEN,
-            "n_group": 1,
-            "topk_group": 1,
-            "norm_topk_prob": True,
-            "routed_scaling_factor": 1.0,
-        }
 
     def latent_attention_sizes(self) -> dict[str, Any]:
         """Return the part of the configuration that describes latent attention."""
@@ -146,22 +98,3 @@ class NextnWeights(CountingWeights):
             yield f"{prefix}{name}.weight", self.matrix(rows, columns, scale)
         yield f"{prefix}q_a_layernorm.weight", self.norm(Q_LORA_RANK)
         yield f"{prefix}kv_a_layernorm.weight", self.norm(KV_LORA_RANK)
-
-    def layer(self, prefix: str, dense: bool, counts: bool) -> NamedTensors:
-        """Yield one decoder layer.
-
-        Args:
-            prefix: Of the tensors' names.
-            dense: Whether it is no mixture of experts.
-            counts: Whether it counts or is noise.
-        """
-        yield f"{prefix}input_layernorm.weight", self.norm()
-        yield f"{prefix}post_attention_layernorm.weight", self.norm()
-        yield from self.self_attention(f"{prefix}self_attn.")
-        mlp = f"{prefix}mlp."
-        if dense:
-            yield from self.mlp(mlp, self.hidden, counts)
-            return
-        yield from self.mixture(mlp, "shared_experts", counts, self.hidden)
-        # Favours no expert.
-        yield f"{mlp}gate.e_score_correction_bias", torch.zeros(NUM_EXPERTS)

@@ -2,7 +2,7 @@
 """Qwen3.5 checkpoints: dense or mixtures of experts, text-only or multimodal."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -71,7 +71,7 @@ def write_qwen3_5(
     """
     if moe and quantization:
         raise ValueError("a quantized mixture of experts is not supported")
-    weights = _Qwen3_5(
+    weights = Qwen3_5Weights(
         layout=layout,
         moe=moe,
         quantization=quantization,
@@ -84,9 +84,14 @@ def write_qwen3_5(
     return weights.write(path, shards)
 
 
-class _Qwen3_5(CountingWeights):
-    """The tensors and the configuration of one checkpoint."""
+class Qwen3_5Weights(CountingWeights):
+    """The tensors and the configuration of one checkpoint.
 
+    Attributes:
+        linear_norm_dtype: Data type of the linear attention's norm.
+    """
+
+    linear_norm_dtype: ClassVar[torch.dtype] = torch.float32
     # These norms multiply by one plus their weight.
     norm_weight = 0.0
     processor = QWEN3_VL
@@ -113,7 +118,7 @@ class _Qwen3_5(CountingWeights):
         quantized = {}
         if self.quantization:
             quantized = {"quantization_config": _quantization_config()}
-        text = self._text_config() | {"model_type": f"{kind}_text"}
+        text = self.text_config() | {"model_type": f"{kind}_text"}
         if not self.multimodal:
             return {"architectures": [f"{family}ForCausalLM"], **text, **quantized}
         return {
@@ -132,7 +137,7 @@ class _Qwen3_5(CountingWeights):
             "hidden_act": "gelu_pytorch_tanh",
         }
 
-    def _text_config(self) -> dict[str, Any]:
+    def text_config(self) -> dict[str, Any]:
         """Return the part of the configuration that describes the language model."""
         rope: dict[str, Any] = {
             "rope_type": "default",
@@ -173,12 +178,9 @@ class _Qwen3_5(CountingWeights):
         return _quantized(tensors) if self.quantization else tensors
 
     def draft(self) -> NamedTensors:
-        yield "mtp.fc.weight", self.joining()
-        for index in range(self.mtp_layers):
-            prefix = f"mtp.layers.{index}."
-            yield from self._layer(prefix, "full_attention", counts=False)
-        for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
-            yield f"mtp.{name}.weight", self.norm()
+        return self.joined_layers(
+            lambda prefix: self._layer(prefix, "full_attention", counts=False)
+        )
 
     def _bf16_target(self) -> NamedTensors:
         """Yield the target's tensors before they are quantized."""
@@ -208,19 +210,29 @@ class _Qwen3_5(CountingWeights):
             mlp, "shared_expert", counts, EXPERT_SIZE, shared_gain=2.0
         )
 
-    def _linear_attention(self, prefix: str) -> NamedTensors:
-        """Yield a gated delta net."""
-        size = LINEAR_HEADS * LINEAR_HEAD_DIM
+    def linear_projections(self, prefix: str, size: int) -> NamedTensors:
+        """Yield what a gated delta net reads its input with.
+
+        Args:
+            prefix: Of the tensors' names.
+            size: Size of all its heads together.
+        """
         yield f"{prefix}in_proj_qkv.weight", self.matrix(3 * size, self.hidden)
         yield f"{prefix}in_proj_z.weight", self.matrix(size, self.hidden)
         yield f"{prefix}in_proj_b.weight", self.matrix(LINEAR_HEADS, self.hidden)
         yield f"{prefix}in_proj_a.weight", self.matrix(LINEAR_HEADS, self.hidden)
+
+    def _linear_attention(self, prefix: str) -> NamedTensors:
+        """Yield a gated delta net."""
+        size = LINEAR_HEADS * LINEAR_HEAD_DIM
+        yield from self.linear_projections(prefix, size)
         convolution = self.matrix(3 * size, CONV_KERNEL).unsqueeze(1)
         yield f"{prefix}conv1d.weight", convolution
         yield f"{prefix}A_log", torch.zeros(LINEAR_HEADS)
         yield f"{prefix}dt_bias", _zeros(LINEAR_HEADS) + 1
         # This norm multiplies by its weight, the others by one plus theirs.
-        yield f"{prefix}norm.weight", torch.ones(LINEAR_HEAD_DIM)
+        norm = torch.ones(LINEAR_HEAD_DIM, dtype=self.linear_norm_dtype)
+        yield f"{prefix}norm.weight", norm
         yield f"{prefix}out_proj.weight", self.matrix(self.hidden, size, NOISE)
 
 
