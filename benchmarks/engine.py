@@ -94,6 +94,8 @@ def run_engine(
     env: Environment | None = None,
     max_tokens: int = 48,
     num_speculative_tokens: int = 1,
+    method: str = "mtp",
+    draft: Path | None = None,
     python: Path | str = sys.executable,
     **engine_args: Any,
 ) -> EngineRun:
@@ -109,6 +111,8 @@ def run_engine(
         env: Changes to this process's environment; None removes a variable.
         max_tokens: Number of tokens to generate per prompt.
         num_speculative_tokens: Tokens per draft; 0 is no speculative decoding.
+        method: Kind of draft.
+        draft: Directory of its checkpoint, where that is not the target's.
         python: The interpreter to run the engine with.
         **engine_args: Further arguments of ``vllm.LLM``, such as
             ``tensor_parallel_size`` or ``enforce_eager``.
@@ -120,8 +124,9 @@ def run_engine(
     arguments = {**ENGINE_ARGS, **engine_args}
     if num_speculative_tokens:
         arguments["speculative_config"] = {
-            "method": "mtp",
+            "method": method,
             "num_speculative_tokens": num_speculative_tokens,
+            **({"model": str(draft)} if draft else {}),
         }
     options = {
         "model": str(model),

@@ -35,10 +35,16 @@ from rich.table import Table
 
 from benchmarks.checkpoints import (
     CountingModel,
+    write_deepseek_v3,
+    write_eagle,
+    write_eagle3,
+    write_ernie4_5_moe,
+    write_exaone_moe,
     write_glm4_moe,
     write_glm4_moe_lite,
     write_glm_ocr,
     write_qwen3_5,
+    write_qwen3_next,
 )
 from benchmarks.comparison import COUNTERS, after_failures, fall_failures
 from benchmarks.engine import EngineFailed, EngineRun, run_engine
@@ -98,7 +104,7 @@ def write_int8_rows(path: Path, keep_int8: bool = True) -> CountingModel:
     return model
 
 
-GLM: dict[str, Any] = {"vocab_size": 151_552, "hidden_size": 512}
+SIZES: dict[str, Any] = {"vocab_size": 151_552, "hidden_size": 512}
 TWO_LAYERS: dict[str, Any] = {"num_nextn_predict_layers": 2}
 TWO_TOKENS: dict[str, Any] = {"num_speculative_tokens": 2}
 TWO_RANKS: dict[str, Any] = {"tensor_parallel_size": 2}
@@ -116,12 +122,24 @@ CASES: dict[str, Case] = {
         write_stock=partial(write_int8_rows, keep_int8=False),
         plugin=INT8_ROWS,
     ),
-    "glm4_moe": Case("GLM-4.5", partial(write_glm4_moe, **GLM)),
+    "glm4_moe": Case("GLM-4.5", partial(write_glm4_moe, **SIZES)),
     "glm4_moe_lite": Case(
         "GLM-4.7-Flash, two MTP layers",
-        partial(write_glm4_moe_lite, **GLM, **TWO_LAYERS),
+        partial(write_glm4_moe_lite, **SIZES, **TWO_LAYERS),
         TWO_TOKENS,
         tables=3,
+    ),
+    "deepseek_v3": Case("DeepSeek-V3", partial(write_deepseek_v3, **SIZES)),
+    "qwen3_next": Case("Qwen3-Next", partial(write_qwen3_next, **SIZES)),
+    "ernie4_5_moe": Case("ERNIE 4.5 MoE", partial(write_ernie4_5_moe, **SIZES)),
+    "exaone_moe": Case("EXAONE MoE", partial(write_exaone_moe, **SIZES)),
+    "eagle": Case(
+        "EAGLE", partial(write_eagle, **SIZES), {"method": "eagle"}, tables=1
+    ),
+    "eagle3": Case(
+        "EAGLE3",
+        partial(write_eagle3, lm_head="none", **SIZES),
+        {"method": "eagle3"},
     ),
     "qwen3_5_moe": Case("Qwen3.5 MoE", partial(write_qwen3_5, moe=True)),
     "qwen3_5_multimodal": Case(
@@ -134,11 +152,11 @@ CASES: dict[str, Case] = {
     "qwen3_5_w8a8": Case("Qwen3.5 W8A8", partial(write_qwen3_5, quantization="w8a8")),
     "glm4_moe_two_layers": Case(
         "GLM-4.5, two MTP layers",
-        partial(write_glm4_moe, **GLM, **TWO_LAYERS),
+        partial(write_glm4_moe, **SIZES, **TWO_LAYERS),
         TWO_TOKENS,
         tables=3,
     ),
-    "glm_ocr": Case("GLM-OCR", partial(write_glm_ocr, **GLM)),
+    "glm_ocr": Case("GLM-OCR", partial(write_glm_ocr, **SIZES)),
 }
 DEFAULT_CASES = (
     "qwen3_5",
@@ -353,6 +371,7 @@ def measure(
                     models[name].path,
                     prompts=models[name].prompts(PROMPTS),
                     max_tokens=MAX_TOKENS,
+                    draft=models[name].draft,
                     log=logs / f"{number + 1}-{name}.log",
                     timeout=TIMEOUT,
                     env={**env, **switch},
