@@ -142,7 +142,8 @@ def _diff(options: argparse.Namespace) -> int:
 
     sources = before = plan.read_sources(root, upto)
     if options.id:  # what it builds on is not part of its diff
-        before = {**sources, **plan.make_plan(sources, upto[:-1]).files}
+        base = plan.make_plan(sources, upto[:-1]).files
+        before = {**sources, **{p: diff.formatted(p, base[p]) for p in base}}
     made = plan.make_plan(sources, upto)
     asked = [s for s in made.statuses if options.id in (None, s.id)]
     for status in asked:
@@ -150,7 +151,9 @@ def _diff(options: argparse.Namespace) -> int:
             reason = status.reason or "this vLLM has it already"
             print(f"vllm-lean-vocab: {status.id}: {reason}", file=sys.stderr)
     changed = {
-        path: text for path, text in made.files.items() if before.get(path) != text
+        path: text
+        for path, text in made.files.items()
+        if before.get(path) not in (text, diff.formatted(path, text))
     }
     text = diff.unified_diff(before, changed)
     is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")

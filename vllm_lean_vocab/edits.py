@@ -53,6 +53,21 @@ class Replace(NamedTuple):
     new: str
 
 
+class Enclose(NamedTuple):
+    """Puts one statement into a `with` statement, or adds to one that holds it alone.
+
+    Attributes:
+        where: Class or function that holds it.
+        statement: Pattern of the statement.
+        code: The context manager, e.g. `lock`.
+
+    """
+
+    where: str
+    statement: str
+    code: str
+
+
 class Remove(NamedTuple):
     """Removes a class or function; `diff` then removes imports that nothing uses.
 
@@ -92,7 +107,7 @@ class AddArguments(NamedTuple):
     code: str
 
 
-Edit = Insert | Replace | Remove | AddParameter | AddArguments
+Edit = Insert | Replace | Enclose | Remove | AddParameter | AddArguments
 
 
 class In:

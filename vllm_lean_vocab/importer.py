@@ -1,15 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves patched modules to the running interpreter, in place of the installed ones."""
+"""Serves patched modules to the running interpreter, in place of the installed ones.
 
+A module that was imported before that can't be exchanged. Where a patch changes nothing
+but the bodies of functions, the functions that are there can be given the new code.
+"""
+
+import ast
 import importlib.util
+import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
 from importlib.abc import MetaPathFinder, SourceLoader
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import CodeType, ModuleType
-from typing import Any
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, NamedTuple
 
 
 class PatchedLoader(SourceLoader):
@@ -92,8 +99,99 @@ def imported_too_early(paths: list[str]) -> list[str]:
     ]
 
 
-def install(finder: PatchedFinder) -> None:
-    """Put the finder before all others; it replaces one installed earlier."""
+class TooEarly(Exception):
+    """A module was imported already, and its functions can't just be given new code."""
+
+
+class Swap(NamedTuple):
+    """New code for a function of a module that was imported already."""
+
+    function: FunctionType
+    code: CodeType
+
+
+def swaps(name: str, stock: str, patched: str, path: Path) -> list[Swap]:
+    """Return what makes an imported module run its patched source.
+
+    Args:
+        name: The module.
+        stock: Its source.
+        patched: The source it is to run.
+        path: Where that lies.
+
+    Raises:
+        TooEarly: More than bodies of functions differ, or a function isn't what the
+            source says.
+
+    """
+    module = sys.modules[name]
+    old_bodies, new_bodies = _bodies(stock), _bodies(patched)
+    if old_bodies.keys() != new_bodies.keys() or old_bodies[""] != new_bodies[""]:
+        raise TooEarly("more than the bodies of functions changes")
+    old_codes, new_codes = _codes(stock, module.__file__), _codes(patched, path)
+    found: list[Swap] = []
+    for where, body in old_bodies.items():
+        if body == new_bodies[where]:
+            continue
+        function = reduce(_member, where.split("."), module)
+        codes = old_codes[where] + new_codes[where]
+        if not isinstance(function, FunctionType) or len(codes) != 2:
+            raise TooEarly(f"{where} is no plain function")
+        if function.__code__ not in codes:
+            raise TooEarly(f"{where} was changed by others")
+        if codes[0].co_freevars != codes[1].co_freevars:
+            raise TooEarly(f"{where} uses other variables around it")
+        found.append(Swap(function, codes[1]))
+    return found
+
+
+def _bodies(source: str) -> dict[str, str]:
+    """Return the bodies of functions and methods, and as "" the module without them."""
+    bodies: dict[str, str] = {}
+
+    def take_from(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                name = prefix + child.name
+                body = ast.dump(ast.Module(child.body, []))
+                bodies[name] = bodies.get(name, "") + body
+                child.body = []
+            elif isinstance(child, ast.ClassDef):
+                take_from(child, f"{prefix}{child.name}.")
+            else:
+                take_from(child, prefix)
+
+    module = ast.parse(source)
+    take_from(module, "")
+    return {**bodies, "": ast.dump(module)}
+
+
+def _codes(source: str, path: Any) -> dict[str, list[CodeType]]:
+    """Return the code of functions and classes, by qualified name."""
+    codes: dict[str, list[CodeType]] = {}
+    todo = [compile(source, os.path.abspath(path), "exec", dont_inherit=True)]
+    for code in todo:
+        inner = [c for c in code.co_consts if isinstance(c, CodeType)]
+        for each in inner:
+            codes.setdefault(each.co_qualname, []).append(each)
+        todo += inner
+    return codes
+
+
+def _member(outer: Any, name: str) -> Any:
+    return inspect.unwrap(inspect.getattr_static(outer, name, None))
+
+
+def install(finder: PatchedFinder, swaps: Iterable[Swap] = ()) -> None:
+    """Put the finder before all others; it replaces one installed earlier.
+
+    Args:
+        finder: Serves modules that are imported from now on.
+        swaps: For those that were imported already.
+
+    """
+    for function, code in swaps:
+        function.__code__ = code
     sys.meta_path[:] = [
         finder,
         *(other for other in sys.meta_path if not isinstance(other, PatchedFinder)),

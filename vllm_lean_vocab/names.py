@@ -5,7 +5,7 @@ import ast
 import builtins
 import symtable
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from vllm_lean_vocab.edits import In, Insert, Refused
 
@@ -29,39 +29,51 @@ def check_names(path: str, before: str, after: str) -> None:
         raise Refused(f"{path}: the change uses names that are not there: {names}")
 
 
-def check_imports(edits: In, texts: Mapping[str, str | None]) -> None:
-    """Check that what the edits import is there, as far as the files are known.
+def check_imports(
+    path: str, imports: Iterable[ast.stmt], texts: Mapping[str, str | None]
+) -> None:
+    """Check that what a file imports is there, as far as the files are known.
 
     A vLLM may have a new file of a pull request already, with other names in it.
 
     Args:
-        edits: The edits to one file.
+        path: The file, from the root of vLLM's repository.
+        imports: Imports, and any other statements, of a change to it.
         texts: Text of files by path.
 
     Raises:
         Refused: A name is missing in the file that it is imported from.
 
     """
-    for edit in edits.edits:
-        if not isinstance(edit, Insert) or edit.where:
+    for statement in imports:
+        if not isinstance(statement, ast.ImportFrom):
             continue
-        statement = import_of(edit)
-        package = edits.path.split("/")[: -statement.level] if statement.level else []
-        path = "/".join([*package, *(statement.module or "").split(".")]) + ".py"
-        if (text := texts.get(path)) is None:
+        package = path.split("/")[: -statement.level] if statement.level else []
+        source = "/".join([*package, *(statement.module or "").split(".")]) + ".py"
+        if (text := texts.get(source)) is None:
             continue
-        defined = _defined_names(symtable.symtable(text, path, "exec"))
+        defined = _defined_names(symtable.symtable(text, source, "exec"))
         missing = {alias.name for alias in statement.names} - defined
         if missing:
             names = ", ".join(sorted(missing))
-            raise Refused(f"{path}: has no {names}, which {edits.path} would import")
+            raise Refused(f"{source}: has no {names}, which {path} would import")
+
+
+def inserted_statements(edits: In) -> list[ast.stmt]:
+    """Return the statements that edits insert into a file."""
+    inserts = [edit for edit in edits.edits if isinstance(edit, Insert)]
+    return [statement for edit in inserts for statement in _statements_of(edit)]
 
 
 def import_of(edit: Insert) -> ast.ImportFrom:
     """Return the statement that an `Insert` at the top of a file inserts."""
-    [statement] = ast.parse(textwrap.dedent(edit.code).strip()).body
+    [statement] = _statements_of(edit)
     assert isinstance(statement, ast.ImportFrom)
     return statement
+
+
+def _statements_of(edit: Insert) -> list[ast.stmt]:
+    return ast.parse(textwrap.dedent(edit.code).strip()).body
 
 
 def _undefined_names(source: str) -> set[str]:

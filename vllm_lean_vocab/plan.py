@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides which pull requests apply to a vLLM, and what its files become."""
 
+import ast
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -151,8 +152,11 @@ def _try(
         changed[path] = repository_file(path).read_text(encoding="utf-8")
     if all(present.values()):
         return {}, ""
+    texts = {**sources, **changed}
     for each in edits:
-        names.check_imports(each, {**sources, **changed})
+        names.check_imports(each.path, names.inserted_statements(each), texts)
+    for path in pull_request.new_files:
+        names.check_imports(path, ast.parse(changed[path]).body, texts)
     there = [path for path, is_there in present.items() if is_there]
     if there:
         raise Refused(f"{there[0]}: the change is there already, elsewhere it isn't")

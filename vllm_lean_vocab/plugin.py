@@ -9,7 +9,8 @@ import contextlib
 import hashlib
 import logging
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,22 +67,29 @@ def _register(asked: str) -> None:
     if not wanted:
         return
 
-    selected, reasons = _without_early(wanted)
     root = Path(vllm.__path__[0]).parent
-    sources = {path: _read(root / path) for path in plan.source_paths(selected)}
-    key = cache.key_of([*_own_files(selected), *sources.items()])
-    made, folder = cache.cached_plan(
-        Path(envs.VLLM_CACHE_ROOT) / "lean_vocab",
-        key,
-        lambda: plan.make_plan(_decoded(sources), selected),
-    )
+    selected, reasons = wanted, []
+    while True:
+        sources = {path: _read(root / path) for path in plan.source_paths(selected)}
+        key = cache.key_of([*_own_files(selected), *sources.items()])
+        made, folder = cache.cached_plan(
+            Path(envs.VLLM_CACHE_ROOT) / "lean_vocab",
+            key,
+            partial(plan.make_plan, _decoded(sources), selected),
+        )
+        swaps, too_early = _catch_up(made, folder, sources)
+        if not too_early:
+            break
+        selected, off = _without(too_early, selected)
+        reasons += off
 
     reasons += [f"{s.id}: {s.reason}" for s in made.statuses if s.state == "conflict"]
     if reasons:
         _warn(f"off on vLLM {vllm.__version__}: {'; '.join(reasons)}")
     if made.files:
         news = f"on with vLLM {vllm.__version__}: {', '.join(made.ids('applies'))}"
-        importer.install(importer.PatchedFinder(folder, made.files, _Announce(news)))
+        finder = importer.PatchedFinder(folder, made.files, _Announce(news))
+        importer.install(finder, swaps)
 
 
 def _choose(asked_ids: Collection[str]) -> list[PullRequest]:
@@ -92,20 +100,37 @@ def _choose(asked_ids: Collection[str]) -> list[PullRequest]:
     return _among(plan.with_bases(asked_ids or known, SERIES))
 
 
-def _without_early(
-    wanted: Sequence[PullRequest],
+def _catch_up(
+    made: plan.Plan, folder: Path, sources: Mapping[str, bytes | None]
+) -> tuple[list[importer.Swap], dict[str, str]]:
+    """Return how to patch modules that are imported already, or why that can't be."""
+    swaps: list[importer.Swap] = []
+    too_early: dict[str, str] = {}
+    for path in importer.imported_too_early(list(made.files)):
+        try:
+            stock = (sources[path] or b"").decode("utf-8")
+            name = importer.module_name(path)
+            swaps += importer.swaps(name, stock, made.files[path], folder / path)
+        except importer.TooEarly as error:
+            too_early[path] = str(error)
+    return swaps, too_early
+
+
+def _without(
+    too_early: Mapping[str, str], selected: Sequence[PullRequest]
 ) -> tuple[list[PullRequest], list[str]]:
-    """Leave out what edits a module that is imported already, and what builds on it."""
-    ids = {pull_request.id for pull_request in wanted}
+    """Leave out what edits one of the files, and what builds on it."""
+    ids = {pull_request.id for pull_request in selected}
     reasons: list[str] = []
-    for pull_request in wanted:
-        early = importer.imported_too_early(pull_request.edited_paths)
+    for pull_request in selected:
+        edited = {*pull_request.edited_paths, *pull_request.new_files}
+        early = sorted(edited & too_early.keys())
         missing = sorted(set(pull_request.builds_on) - ids)
         if early:
             reasons.append(
                 f"{pull_request.id}: {importer.module_name(early[0])} was imported "
-                "before vLLM loaded its plugins (import it later, or not at the top "
-                "of a script)"
+                f"before vLLM loaded its plugins, and {too_early[early[0]]} (import it "
+                "later, or not at the top of a script)"
             )
         elif missing:
             reasons.append(f"{pull_request.id}: builds on {missing[0]}")

@@ -18,6 +18,7 @@ from vllm_lean_vocab.edits import (
     AddArguments,
     AddParameter,
     Edit,
+    Enclose,
     Has,
     In,
     Insert,
@@ -116,6 +117,26 @@ def _apply(module: cst.Module, edit: Edit) -> cst.Module:
         new = cst.parse_expression(edit.new)
         safe = _parenthesised(module, around, old, new)
         return _substitute(module, edit.where, old, [safe])
+    if isinstance(edit, Enclose):
+        scope = _the_scope(module, edit.where)
+        inner = _the_one(scope, _statements, module, edit.statement, edit.where)
+        assert isinstance(inner, cst.SimpleStatementLine)
+        new_with = cst.ensure_type(
+            cst.parse_statement(f"with {edit.code}:\n    pass"), cst.With
+        )
+        for outer in _withs(scope):
+            if list(outer.body.body) == [inner]:  # takes it as one more
+                last = outer.items[-1].with_changes(
+                    comma=cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+                )
+                items = [*outer.items[:-1], last, *new_with.items]
+                both = outer.with_changes(items=items)
+                return _substitute(module, edit.where, outer, [both])
+        enclosing = new_with.with_changes(
+            body=cst.IndentedBlock([inner.with_changes(leading_lines=())]),
+            leading_lines=inner.leading_lines,
+        )
+        return _substitute(module, edit.where, inner, [enclosing])
     if isinstance(edit, Remove):
         return _substitute_definition(module, edit.where, [])
     if isinstance(edit, AddParameter):
@@ -152,6 +173,9 @@ def _is_present(module: cst.Module, edit: Edit) -> bool:
     if isinstance(edit, AddArguments):
         with_them = f"{edit.call.removesuffix(')')}, {edit.code})"
         return any(_find(s, _expressions, module, with_them) for s in scopes)
+    if isinstance(edit, Enclose):
+        around = f"with {edit.code}:\n    {edit.statement}"
+        return any(_find(s, _withs_and_parts, module, around) for s in scopes)
     if isinstance(edit, Remove):
         return not scopes
     if isinstance(edit, AddParameter):
@@ -253,6 +277,20 @@ def _statements(scope: cst.CSTNode) -> Iterator[cst.CSTNode]:
             yield node
         else:
             yield from _statements(node)
+
+
+def _withs(scope: cst.CSTNode) -> Iterator[cst.With]:
+    for node in scope.children:
+        if isinstance(node, cst.With):
+            yield node
+        yield from _withs(node)
+
+
+def _withs_and_parts(scope: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """Yield `with` statements, also as they are without their first managers."""
+    for node in _withs(scope):
+        for first in range(len(node.items)):
+            yield node.with_changes(items=node.items[first:])
 
 
 def _expressions(scope: cst.CSTNode) -> Iterator[cst.CSTNode]:
@@ -427,7 +465,7 @@ def _describe(edit: Edit) -> str:
     return _one_line(_code_of(edit))
 
 
-def _code_of(edit: Insert | Replace | AddParameter | AddArguments) -> str:
+def _code_of(edit: Insert | Replace | Enclose | AddParameter | AddArguments) -> str:
     return edit.new if isinstance(edit, Replace) else edit.code
 
 

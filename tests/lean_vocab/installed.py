@@ -2,9 +2,12 @@
 """The files of the installed vLLM that the pull requests are about."""
 
 import importlib.util
+import inspect
+import os
+import sys
 from pathlib import Path
 
-from vllm_lean_vocab.importer import module_name
+from vllm_lean_vocab.importer import PatchedLoader, module_name
 from vllm_lean_vocab.plan import source_paths
 from vllm_lean_vocab.series import SERIES
 
@@ -35,3 +38,19 @@ def served_modules(*ids: str) -> set[str]:
         # Where the state of vLLM decides on the file, there is one of them.
         if path in pull_request.new_files or (root() / path).exists()
     }
+
+
+def is_patched(name: str) -> bool:
+    """Return whether a module is patched, or its functions are if it came earlier."""
+    module = sys.modules.get(name)
+    if module is None or isinstance(module.__loader__, PatchedLoader):
+        spec = importlib.util.find_spec(name)
+        return spec is not None and isinstance(spec.loader, PatchedLoader)
+    classes = [c for c in vars(module).values() if inspect.isclass(c)]
+    return any(
+        inspect.isfunction(function)
+        and function.__module__ == name
+        and f"{os.sep}lean_vocab{os.sep}" in function.__code__.co_filename
+        for outer in (module, *classes)
+        for function in vars(outer).values()
+    )

@@ -58,8 +58,12 @@ class AllocationRecorder(TorchDispatchMode):
 
 
 def describe(module: Any) -> dict[str, Any]:
-    """Return a module's class, and its parameters' size in bytes, dtypes and sum."""
+    """Return a module's class, and its parameters' size in bytes, dtypes and sum.
+
+    Parameters on `meta` count as none.
+    """
     parameters = [] if module is None else list(module.parameters())
+    parameters = [p for p in parameters if not p.is_meta]
     return {
         "class": type(module).__name__,
         "nbytes": sum(p.nbytes for p in parameters),

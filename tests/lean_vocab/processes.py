@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
-# The series edits none of these.
+# Of what these bring in, the series edits bodies of functions only.
 IMPORTED_BEFORE = (
     "pytest",
     "vllm.logger",

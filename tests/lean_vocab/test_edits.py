@@ -11,6 +11,7 @@ from vllm_lean_vocab.edits import (
     AddArguments,
     AddParameter,
     Edit,
+    Enclose,
     Has,
     In,
     Insert,
@@ -392,6 +393,39 @@ def test_edits_that_leave_no_python_are_refused() -> None:
 # ------------------------------------------------------ definitions and parameters
 
 
+def test_enclose_a_statement() -> None:
+    managers = "lock(self), other"
+    new = edited(Enclose("Outer.build", "self.table = Table(size, size)", managers))
+    assert set(changes(new)) == {
+        "-         self.table = Table(size,",
+        "-                            size)  # after the table",
+        "+         with lock(self), other:",
+        "+             self.table = Table(size,",
+        "+                                size)  # after the table",
+    }
+    assert "# before the table\n        with lock(self), other:" in new
+    for managers, there in (("lock(self), other", True), ("lock(self)", False)):
+        again = Enclose("Outer.build", "self.table = Table(...)", managers)
+        assert apply_edits(new, In(PATH, again))[1] is there
+
+
+def test_enclose_what_a_with_holds_alone() -> None:
+    """Nested `with` statements would be one too many for vLLM's checks."""
+    first, second = (
+        Enclose("Outer.build", "self.table = Table(...)", code)
+        for code in ("lock(self)", "other as it")
+    )
+    new = edited(first, second)
+    assert "        with lock(self), other as it:\n            self.table" in new
+    assert apply_edits(new, In(PATH, second))[1]
+    assert not apply_edits(new, In(PATH, first))[1]
+
+
+def test_enclose_what_is_not_there() -> None:
+    message = refusal(Enclose("Outer.build", "self.table = None", "lock"))
+    assert "expected one match of `self.table = None`, found 0" in message
+
+
 def test_remove_a_definition() -> None:
     new = edited(Remove("Outer.Inner"))
     assert not [line for line in changes(new) if line.startswith("+")]
@@ -473,6 +507,7 @@ EDITS = (
     Insert("", "from .deferred import Deferred, check"),
     Insert("Outer.build", "check(self)", after="self.other = Table(...)"),
     Replace("Outer.build", "self.table = Table(...)", "Table", "maybe(Table)"),
+    Enclose("Outer.Inner.build", "y = 'inner'", "lock"),
 )
 
 

@@ -15,10 +15,16 @@ import pytest
 
 from benchmarks.checkpoints import (
     CountingModel,
+    write_deepseek_v3,
+    write_eagle,
+    write_eagle3,
+    write_ernie4_5_moe,
+    write_exaone_moe,
     write_glm4_moe,
     write_glm4_moe_lite,
     write_glm_ocr,
     write_qwen3_5,
+    write_qwen3_next,
 )
 from benchmarks.engine import EngineRun, run_engine
 from benchmarks.loading import largest
@@ -29,6 +35,7 @@ from benchmarks.process import SWITCHES, Environment
 pytestmark = pytest.mark.engine
 
 STOCK, PATCHED = SWITCHES["stock"], SWITCHES["patched"]
+ALONE = {"VLLM_LEAN_VOCAB": "draft_vocab"}  # and nothing for a class
 NUM_PROMPTS, MAX_TOKENS = 4, 16
 # Every process takes long to import vLLM: what does not depend on them runs in one.
 IS_ON = "vllm-lean-vocab: on with vLLM"
@@ -43,10 +50,12 @@ def run(tmp_path: Path, warm_cache: Path) -> Any:
         model: CountingModel,
         switch: Environment,
         one_process: bool = False,
+        defers: bool = True,
         pythonpath: str | None = None,
         **options: Any,
     ) -> EngineRun:
-        name = "stock" if switch is STOCK else "patched"
+        is_stock = switch is STOCK
+        name = "stock" if is_stock else "patched"
         env = {**switch, "VLLM_CACHE_ROOT": str(warm_cache)}
         if pythonpath is not None:
             env["PYTHONPATH"] = pythonpath
@@ -62,9 +71,11 @@ def run(tmp_path: Path, warm_cache: Path) -> Any:
             **options,
         )
         log = result.log.read_text()
-        assert (IS_ON in log) == (switch is PATCHED)
+        assert (IS_ON in log) != is_stock
         drafts = options.get("num_speculative_tokens") != 0
-        assert bool(not_allocated_mib(result.log)) == (switch is PATCHED and drafts)
+        assert bool(not_allocated_mib(result.log)) == (
+            not is_stock and drafts and defers
+        )
         return result
 
     return run_model
@@ -116,6 +127,9 @@ def test_tables_in_shards_of_their_own_are_not_read(tmp_path: Path, run: Any) ->
     read = re.compile(r" 0% Completed \| 0/(\d+) ")
     assert read.findall(stock.log.read_text()) == ["3", "3"]
     assert read.findall(patched.log.read_text()) == ["3", "1"]
+    alone = run(model, ALONE, one_process=True)
+    check_same(model, stock, alone)
+    assert read.findall(alone.log.read_text()) == ["3", "1"]
 
 
 @pytest.mark.full
@@ -155,6 +169,58 @@ def test_glm(tmp_path: Path, run: Any, write: Any, layers: int) -> None:
     assert mib == pytest.approx(tables * model.table_bytes / 2**20, abs=0.1)
 
 
+FULL = pytest.mark.full
+TWO_LAYERS, TWO_TOKENS = {"num_nextn_predict_layers": 2}, {"num_speculative_tokens": 2}
+TWO_RANKS = {"tensor_parallel_size": 2}
+EAGLE, EAGLE3 = {"method": "eagle"}, {"method": "eagle3"}
+KEPT = {"embed_tokens": "own", "lm_head": "own"}
+LESS_VOCABULARY = {**KEPT, "embed_tokens": "none", "draft_vocab_size": 24_576}
+
+
+@pytest.mark.parametrize(
+    ("write", "options", "engine", "tables"),
+    [
+        (write_deepseek_v3, {}, {}, 2),
+        pytest.param(write_deepseek_v3, TWO_LAYERS, TWO_TOKENS, 3, marks=FULL),
+        pytest.param(write_deepseek_v3, {}, TWO_RANKS, 2, marks=FULL),
+        pytest.param(write_qwen3_next, {}, {}, 2, marks=FULL),
+        pytest.param(write_ernie4_5_moe, {}, {}, 2, marks=FULL),
+        pytest.param(write_ernie4_5_moe, {"tied": True}, {}, 2, marks=FULL),
+        pytest.param(write_exaone_moe, {}, {}, 2, marks=FULL),
+        pytest.param(write_exaone_moe, {"tied": True}, {}, 2, marks=FULL),
+        pytest.param(write_glm4_moe, {}, {}, 2, marks=FULL),
+        pytest.param(write_glm4_moe_lite, TWO_LAYERS, TWO_TOKENS, 3, marks=FULL),
+        pytest.param(write_eagle, {}, EAGLE, 1, marks=FULL),
+        pytest.param(write_eagle, {"embed_tokens": "own"}, EAGLE, 0, marks=FULL),
+        pytest.param(write_eagle, {"embed_tokens": "copy"}, EAGLE, 0, marks=FULL),
+        pytest.param(write_eagle3, {"lm_head": "none"}, EAGLE3, 2, marks=FULL),
+        pytest.param(write_eagle3, KEPT, EAGLE3, 0, marks=FULL),
+        pytest.param(write_eagle3, LESS_VOCABULARY, EAGLE3, 1, marks=FULL),
+        pytest.param(
+            write_eagle3, LESS_VOCABULARY, {**EAGLE3, **TWO_RANKS}, 1, marks=FULL
+        ),
+    ],
+)
+def test_every_draft(
+    tmp_path: Path,
+    run: Any,
+    write: Any,
+    options: dict[str, Any],
+    engine: dict[str, Any],
+    tables: int,
+) -> None:
+    """The change for all drafts, alone: tables that a draft keeps are as on stock."""
+    model = write(tmp_path / "model", vocab_size=32_768, hidden_size=256, **options)
+    ranks = engine.get("tensor_parallel_size", 1)
+    engine = {"one_process": ranks == 1, "draft": model.draft, **engine}
+    runs = [
+        run(model, switch, defers=tables > 0, **engine) for switch in (STOCK, ALONE)
+    ]
+    check_same(model, *runs)
+    mib = sum(not_allocated_mib(runs[1].log))
+    assert mib == pytest.approx(tables * model.table_bytes / 2**20, abs=0.1 * ranks)
+
+
 @pytest.mark.parametrize(
     ("targets", "ignored"),
     [
@@ -175,6 +241,9 @@ def test_quantized_target(
     config["ignore"] += ignored
     change_config(model.path, quantization_config=config)
     check_same(model, *pair(run, model))
+    if not targets and not ignored:
+        # Functions of the layers get new code.
+        check_same(model, run(model, ALONE))
 
 
 @pytest.mark.parametrize(
@@ -222,11 +291,13 @@ def test_tensor_parallel(tmp_path: Path, run: Any) -> None:
     assert not_allocated_mib(patched.log) == [model.table_bytes / 2**20] * 2
 
 
-def test_compiled(tmp_path: Path, run: Any) -> None:
+@pytest.mark.parametrize(
+    "switches",
+    [[STOCK, PATCHED], pytest.param([PATCHED, ALONE, STOCK], marks=FULL)],
+    ids=["stock first", "stock last"],
+)
+def test_compiled(tmp_path: Path, run: Any, switches: list[Environment]) -> None:
     """Neither stock nor patched code may use what the other left in the cache."""
     model = write_qwen3_5(tmp_path / "model", vocab_size=32_768)
-    stock, patched, again = (
-        run(model, switch, one_process=True, enforce_eager=False)
-        for switch in (STOCK, PATCHED, STOCK)
-    )
-    check_same(model, stock, patched, again)
+    runs = [run(model, s, one_process=True, enforce_eager=False) for s in switches]
+    check_same(model, *runs)

@@ -17,12 +17,15 @@ import pytest
 from vllm_lean_vocab.importer import (
     PatchedFinder,
     PatchedLoader,
+    Swap,
+    TooEarly,
     imported_too_early,
     install,
     module_name,
+    swaps,
 )
 
-from .installed import served_modules
+from .installed import is_patched, served_modules
 from .processes import Processes
 
 STOCK = """
@@ -200,6 +203,133 @@ def test_a_relative_cache_folder(
     assert module.fail.__code__.co_filename == module.__file__
 
 
+# ------------------------------------------------------- what was imported too early
+
+EARLY = """
+import functools
+
+def traced(function):
+    @functools.wraps(function)
+    def call(*args):
+        return "traced", function(*args)
+    return call
+
+class Base:
+    def build(self, size=1):
+        return size
+
+class Thing(Base):
+    x = property(lambda self: 1)
+
+    def build(self, size=1, *, flag=False):
+        return super().build(size), flag
+
+    @staticmethod
+    @traced
+    def load(path):
+        return path
+
+    @property
+    def name(self):
+        return "stock"
+
+    @name.setter
+    def name(self, value):
+        pass
+
+def fail():
+    raise ValueError("stock")
+"""
+
+
+def early(patched: str) -> tuple[Any, list[Swap]]:
+    """Import the module, and return it with what its patched source changes."""
+    name, path = "fakevllm.sub.early", "fakevllm/sub/early.py"
+    import fakevllm.sub  # type: ignore[import-not-found]
+
+    Path(fakevllm.sub.__path__[0], "early.py").write_text(EARLY)
+    module = importlib.import_module(name)
+    cache = Path(fakevllm.sub.__path__[0]).parents[2] / "cache" / path
+    cache.parent.mkdir(parents=True)
+    cache.write_text(patched)
+    return module, swaps(name, EARLY, patched, cache)
+
+
+def changed(*pairs: tuple[str, str], source: str = EARLY) -> str:
+    for old, new in pairs:
+        assert source.count(old) == 1
+        source = source.replace(old, new)
+    return source
+
+
+def test_functions_that_are_there_get_new_code() -> None:
+    patched = changed(
+        ("return super().build(size), flag", "return super().build(size), 'new'"),
+        ("        return path", "        import os\n\n        return os.sep, path"),
+        ('raise ValueError("stock")', 'raise ValueError("patched")  # this line'),
+    )
+    module, found = early(patched)
+    thing, build, fail = module.Thing(), module.Thing.build, module.fail
+    assert [swap.code.co_qualname for swap in found] == [
+        "Thing.build",
+        "Thing.load",
+        "fail",
+    ]
+    # Nothing is changed before everything is known to fit.
+    assert thing.build() == (1, False)
+
+    install(PatchedFinder(Path(), {}), found)
+    assert thing.build() == (1, "new") and build(thing, 2) == (2, "new")
+    assert thing.load("p") == ("traced", (os.sep, "p"))
+    with pytest.raises(ValueError) as error:
+        fail()
+    shown = "".join(traceback.format_exception(error.value))
+    assert 'raise ValueError("patched")  # this line' in shown
+    assert f'early.py", line {patched.count(chr(10))}, in fail' in shown
+    assert "cache" in fail.__code__.co_filename
+    assert "patched" in inspect.getsource(fail)
+    # Again, as when plugins are loaded a second time.
+    path = Path(fail.__code__.co_filename)
+    assert len(swaps(module.__name__, EARLY, patched, path)) == 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("import functools", "import functools, os", "more than the bodies"),
+        ("flag=False", "flag=True", "more than the bodies"),
+        ("    @traced\n", "", "more than the bodies"),
+        ("x = property(lambda self: 1)", "x = 2", "more than the bodies"),
+        ("def fail", "def added(): pass\n\ndef fail", "more than the bodies"),
+        ('return "stock"', 'return "patched"', "Thing.name is no plain function"),
+        ("return super().build(size), flag", "return flag", "uses other variables"),
+    ],
+)
+def test_more_than_code_of_functions(old: str, new: str, reason: str) -> None:
+    with pytest.raises(TooEarly, match=reason):
+        early(changed((old, new)))
+
+
+def test_a_function_that_others_changed() -> None:
+    patched = changed(('raise ValueError("stock")', "pass"))
+    module, _ = early(patched)
+    path = Path(module.__file__)
+    module.fail = lambda: None
+    with pytest.raises(TooEarly, match="fail was changed by others"):
+        swaps(module.__name__, EARLY, patched, path)
+    del module.fail
+    with pytest.raises(TooEarly, match="fail is no plain function"):
+        swaps(module.__name__, EARLY, patched, path)
+
+
+def test_a_module_that_is_not_what_its_file_says() -> None:
+    patched = changed(('raise ValueError("stock")', "pass"))
+    module, _ = early(patched)
+    updated = changed(('ValueError("stock")', 'ValueError("update")'))
+    with pytest.raises(TooEarly, match="fail was changed by others"):
+        swaps(module.__name__, updated, patched, Path(module.__file__))
+
+
 def test_module_name() -> None:
     assert module_name("vllm/v1/worker/gpu/utils.py") == "vllm.v1.worker.gpu.utils"
 
@@ -214,7 +344,9 @@ def import_patched_vllm() -> dict[str, Any]:
 
     load_general_plugins()
     asked = sorted(served_modules())
-    modules = [importlib.import_module(name) for name in asked]
+    swapped = [name for name in asked if name in sys.modules]
+    patched = [name for name in asked if is_patched(name)]
+    modules = [importlib.import_module(name) for name in asked if name not in swapped]
     for module in modules:
         assert module.__file__ is not None
         assert inspect.getsource(module) == Path(module.__file__).read_text()
@@ -233,14 +365,16 @@ def import_patched_vllm() -> dict[str, Any]:
         placeholder(None)
     except RuntimeError:
         shown = traceback.format_exc()
-    patched = {
+    loaded = {
         name
         for name, module in list(sys.modules.items())
         if isinstance(getattr(module, "__loader__", None), PatchedLoader)
     }
+    assert loaded == {*asked} - {*swapped}
     return {
         "asked": asked,
-        "patched": sorted(patched),
+        "patched": patched,
+        "swapped": swapped,
         "files": [module.__file__ for module in modules],
         "shown": shown,
         "vllm": vllm.__file__,
@@ -257,6 +391,11 @@ def test_vllm(processes: Processes, tmp_path: Path) -> None:
     cache = tmp_path / "cache_root"
     facts = processes.run(import_patched_vllm, VLLM_CACHE_ROOT=str(cache)).value
     assert facts["patched"] == facts["asked"]
+    # The process has imported layers before, as those with a quantized model do.
+    assert facts["swapped"] == [
+        "vllm.model_executor.layers.vocab_parallel_embedding",
+        "vllm.model_executor.model_loader.base_loader",
+    ]
     assert facts["co_filename"] == facts["mtp"]
     for file in facts["files"]:
         assert file.startswith(f"{cache}/lean_vocab{os.sep}")

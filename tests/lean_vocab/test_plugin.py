@@ -19,7 +19,7 @@ from vllm_lean_vocab import importer, plan, plugin
 from vllm_lean_vocab.edits import In, Insert
 from vllm_lean_vocab.series import SERIES
 
-from .installed import served_modules
+from .installed import is_patched, served_modules
 from .processes import Outcome, Processes
 
 MODELS = "vllm.model_executor.models"
@@ -63,17 +63,12 @@ def load(sets_up_logging: bool = True) -> dict[str, Any]:
     load_general_plugins()
     print("plugins loaded", flush=True)
     for name in (DEFERRED_VOCAB, f"{MODELS}.quantized_vocab"):
-        if _is_patched(name):
+        if is_patched(name):
             importlib.import_module(name)
     return {
-        "served": sorted(name for name in EVERYTHING if _is_patched(name)),
+        "served": sorted(name for name in EVERYTHING if is_patched(name)),
         "libcst": "libcst" in sys.modules,
     }
-
-
-def _is_patched(name: str) -> bool:
-    spec = importlib.util.find_spec(name)
-    return spec is not None and isinstance(spec.loader, importer.PatchedLoader)
 
 
 def served(outcome: Outcome) -> set[str]:
@@ -137,6 +132,7 @@ def test_off_by_vllms_own_switch(processes: Processes, root: Path) -> None:
         ("qwen3_5_mtp,deferred_vocab", BASE | {MTP}),
         ("glm_mtp", BASE | served_modules("glm_mtp")),
         ("qwen3_5_embed_quant", ON_ITS_OWN),
+        ("draft_vocab", BASE | served_modules("draft_vocab")),
     ],
 )
 def test_list(asked: str, expected: set[str], processes: Processes, root: Path) -> None:
@@ -243,13 +239,39 @@ def test_module_imported_too_early(name: str, processes: Processes, root: Path) 
     assert f"{name} was imported before vLLM loaded its plugins" in warning
     if name == MTP:
         # `find_spec` tells of a module that is imported where it came from.
-        assert served(outcome) == served_modules("deferred_vocab", "glm_mtp")
+        others = ("deferred_vocab", "glm_mtp", "draft_vocab")
+        assert served(outcome) == served_modules(*others)
         assert "qwen3_5_mtp: " in warning and "deferred_vocab: " not in warning
     else:
         assert served(outcome) == ON_ITS_OWN
         assert "deferred_vocab: " in warning
         assert "qwen3_5_mtp: builds on deferred_vocab" in warning
     assert not outcome.value["file"].startswith(str(root))
+
+
+EARLY_LAYERS = "vllm.model_executor.layers.vocab_parallel_embedding"
+
+
+def load_after_others_changed_a_layer() -> dict[str, Any]:
+    """Load where a function that is to get new code is not vLLM's any more."""
+    assert EARLY_LAYERS in sys.modules
+    embedding = sys.modules[EARLY_LAYERS].VocabParallelEmbedding
+    stock = embedding.__init__
+    embedding.__init__ = lambda self, *args, **kwargs: stock(self, *args, **kwargs)
+    loaded = load()
+    assert "lean_vocab" not in stock.__code__.co_filename
+    return loaded
+
+
+def test_layers_that_others_changed(processes: Processes, root: Path) -> None:
+    outcome = processes.run(
+        load_after_others_changed_a_layer, VLLM_CACHE_ROOT=str(root)
+    )
+    others = {pull_request.id for pull_request in SERIES} - {"draft_vocab"}
+    assert served(outcome) == served_modules(*others)
+    warning = only_warning(outcome)
+    assert f"draft_vocab: {EARLY_LAYERS} was imported before" in warning
+    assert "VocabParallelEmbedding.__init__ was changed by others" in warning
 
 
 def load_with_a_conflict(id: str) -> dict[str, Any]:
@@ -352,7 +374,7 @@ def load_twice() -> dict[str, Any]:
     deferred_vocab = importlib.import_module(DEFERRED_VOCAB)
     return {
         "first": first,
-        "served": sorted(name for name in EVERYTHING if _is_patched(name)),
+        "served": sorted(name for name in EVERYTHING if is_patched(name)),
         "finders": len(finders),
         "remedy": deferred_vocab.REMEDY.count("VLLM_LEAN_VOCAB=0"),
     }

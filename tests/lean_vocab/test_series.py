@@ -10,6 +10,7 @@ import pytest
 
 from vllm_lean_vocab.edits import (
     AddArguments,
+    Enclose,
     In,
     Insert,
     PullRequest,
@@ -149,6 +150,7 @@ def test_every_changed_line_is_due_to_an_edit(
         replaces = [e for e in edits.edits if isinstance(e, Replace)]
         removes = [e for e in edits.edits if isinstance(e, Remove)]
         added_to = [e for e in edits.edits if isinstance(e, AddArguments)]
+        enclosing = [e for e in edits.edits if isinstance(e, Enclose)]
 
         removed.subtract(line for e in removes for line in lines_of(old, e.where))
         assert not -removed  # all of it is gone
@@ -158,12 +160,14 @@ def test_every_changed_line_is_due_to_an_edit(
                 for code in (
                     *(code for edit in replaces for code in (edit.within, edit.old)),
                     *(edit.call for edit in added_to),
+                    *("with " for _ in enclosing),  # it takes one more
                 )
             )
         added.subtract(
             line.strip() for e in inserts for line in e.code.strip().splitlines()
         )
-        new = [*(e.new for e in replaces), *(e.code for e in added_to)]
+        new = [e.new for e in replaces]
+        new += [e.code for e in (*added_to, *enclosing)]
         assert added.total() == len(new) and not -added
         for code in new:
             assert any(code in line for line in added)
@@ -205,11 +209,13 @@ def test_the_rest_applies_where_the_first_is_upstream(
     assert {**first, **rest.files} == plan.files
 
 
-def test_only_deferred_vocab(installed: Sources, plan: Plan) -> None:
+def test_only_deferred_vocab(installed: Sources) -> None:
     only = make_plan(installed, selected("deferred_vocab"))
     assert only.ids("applies") == ["deferred_vocab"]
     assert set(only.files) == {DEFERRED_VOCAB, PROPOSER, V2_LOADER}
-    assert all(plan.files[path] == text for path, text in only.files.items())
+    others = [p for p in SERIES if p.id != "draft_vocab"]  # it edits the same files
+    files = make_plan(installed, others).files
+    assert all(files[path] == text for path, text in only.files.items())
 
 
 def test_the_check_encloses_the_sharing(plan: Plan) -> None:
@@ -286,6 +292,20 @@ def test_a_new_file_that_vllm_has_with_other_names(
     base, mtp, *_ = make_plan(there, SERIES).statuses
     assert (base.state, mtp.state) == ("upstream", "conflict")
     assert f"{DEFERRED_VOCAB}: has no draft_lm_head" in mtp.reason
+
+
+def test_a_new_file_that_imports_what_vllm_has_with_other_names(
+    installed: Sources,
+) -> None:
+    base = make_plan(installed, selected("deferred_vocab")).files
+    there = {**installed, **base}
+    there[DEFERRED_VOCAB] = text_of(there, DEFERRED_VOCAB).replace(
+        "class UnattachedMethod", "class NoMethod"
+    )
+    statuses = {status.id: status for status in make_plan(there, SERIES).statuses}
+    assert statuses["deferred_vocab"].state == "upstream"
+    reason = statuses["draft_vocab"].reason
+    assert f"{DEFERRED_VOCAB}: has no UnattachedMethod" in reason
 
 
 @pytest.mark.parametrize("path", [DEFERRED_VOCAB, PROPOSER, V2_LOADER])

@@ -7,6 +7,7 @@ To add one: write a module beside this one that defines `PULL_REQUEST`, and name
 
 from vllm_lean_vocab.series import (
     deferred_vocab,
+    draft_vocab,
     glm_mtp,
     qwen3_5_embed_quant,
     qwen3_5_mtp,
@@ -17,4 +18,5 @@ SERIES = (
     qwen3_5_mtp.PULL_REQUEST,
     glm_mtp.PULL_REQUEST,
     qwen3_5_embed_quant.PULL_REQUEST,
+    draft_vocab.PULL_REQUEST,
 )

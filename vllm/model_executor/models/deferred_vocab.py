@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from vllm.logger import init_logger
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 if TYPE_CHECKING:
     from vllm.distributed.parallel_state import GroupCoordinator
@@ -26,8 +27,8 @@ REMEDY = (
 )
 
 
-class _UnattachedMethod:
-    """Quantization method of a placeholder: may be looked at, but not used.
+class UnattachedMethod:
+    """Quantization method of what isn't attached yet: may be looked at, but not used.
 
     It is an object, and no property that raises, because the loaders ask every module
     for its `quant_method` before anything is attached.
@@ -63,7 +64,7 @@ class DeferredVocabModule(nn.Module):
             f"{prefix or self.name} ({type(self).__name__}) was used "
             f"before the target's module was attached in its place. {REMEDY}"
         )
-        self.quant_method = _UnattachedMethod(self.message)
+        self.quant_method = UnattachedMethod(self.message)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -137,12 +138,20 @@ def draft_lm_head(
     return DeferredLMHead if defers_vocab(pp_group) else head_class
 
 
+def is_unallocated(module: Any) -> bool:
+    """Return whether a module is a placeholder, or a table without storage."""
+    return isinstance(module, DeferredVocabModule) or (
+        isinstance(module, VocabParallelEmbedding)
+        and any(parameter.is_meta for parameter in module.parameters())
+    )
+
+
 def deferred_modules(model: nn.Module) -> list[str]:
-    """Return the names of the placeholders in a draft."""
+    """Return the names of the vocabulary modules that a draft left unallocated."""
     return [
         name
         for name, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, DeferredVocabModule)
+        if is_unallocated(module)
     ]
 
 
@@ -196,6 +205,7 @@ def check_attached(model: nn.Module, deferred: Sequence[str]) -> None:
     draft = type(model).__name__
     attached = {name: _submodule(model, name) for name in deferred}
     left = [name for name, module in attached.items() if _is_unusable(module)]
+    left += [name for name in deferred_modules(model) if name not in left]
     if left:
         raise RuntimeError(
             f"{draft}: {', '.join(left)} was left unallocated for the target's module "
@@ -222,4 +232,4 @@ def _submodule(model: nn.Module, name: str) -> Any:
 
 
 def _is_unusable(module: Any) -> bool:
-    return isinstance(module, DeferredVocabModule) or not isinstance(module, nn.Module)
+    return is_unallocated(module) or not isinstance(module, nn.Module)
