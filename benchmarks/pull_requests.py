@@ -277,6 +277,7 @@ def table(releases: dict[str, dict[str, dict[str, Any]]]) -> Table:
     columns += [f"checks on {version}" for version in releases]
     columns += ["its tests: on the branch", "without edits", "stock"]
     made = Table(*columns)
+    made.columns[0].no_wrap = True
     for id, branch in releases[INSTALLED].items():
         sizes = [
             f"+{branch[kind]['added']} -{branch[kind]['removed']}" for kind in KINDS
