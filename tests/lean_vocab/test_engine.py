@@ -36,6 +36,7 @@ pytestmark = pytest.mark.engine
 
 STOCK, PATCHED = SWITCHES["stock"], SWITCHES["patched"]
 ALONE = {"VLLM_LEAN_VOCAB": "draft_vocab"}  # and nothing for a class
+FULL = pytest.mark.full
 NUM_PROMPTS, MAX_TOKENS = 4, 16
 # Every process takes long to import vLLM: what does not depend on them runs in one.
 IS_ON = "vllm-lean-vocab: on with vLLM"
@@ -81,13 +82,17 @@ def run(tmp_path: Path, warm_cache: Path) -> Any:
     return run_model
 
 
-def pair(run: Any, model: CountingModel, **options: Any) -> tuple[Any, Any]:
-    """Run a model stock and patched, at the same time."""
+def together(
+    run: Any, model: CountingModel, *switches: Environment, **options: Any
+) -> list[EngineRun]:
+    """Run a model in several engines at the same time."""
     with ThreadPoolExecutor() as pool:
-        stock, patched = pool.map(
-            lambda switch: run(model, switch, **options), (STOCK, PATCHED)
-        )
-    return stock, patched
+        return list(pool.map(lambda switch: run(model, switch, **options), switches))
+
+
+def pair(run: Any, model: CountingModel, **options: Any) -> list[EngineRun]:
+    """Run a model stock and patched."""
+    return together(run, model, STOCK, PATCHED, **options)
 
 
 def check_same(model: CountingModel, *runs: EngineRun) -> None:
@@ -119,17 +124,17 @@ def test_loading_peak(tmp_path: Path, run: Any, tied: bool) -> None:
     assert mib == pytest.approx(2 * model.table_bytes / 2**20, abs=0.1)
 
 
-def test_tables_in_shards_of_their_own_are_not_read(tmp_path: Path, run: Any) -> None:
+@pytest.mark.parametrize("switch", [PATCHED, pytest.param(ALONE, marks=FULL)])
+def test_tables_in_shards_of_their_own_are_not_read(
+    tmp_path: Path, run: Any, switch: Environment
+) -> None:
     model = write_qwen3_5(tmp_path / "model", vocab_size=32_768, shards="tables")
-    stock, patched = pair(run, model, one_process=True)
+    stock, patched = together(run, model, STOCK, switch, one_process=True)
     check_same(model, stock, patched)
     # Where vLLM's progress bars begin: shards of the target, then of the draft.
     read = re.compile(r" 0% Completed \| 0/(\d+) ")
     assert read.findall(stock.log.read_text()) == ["3", "3"]
     assert read.findall(patched.log.read_text()) == ["3", "1"]
-    alone = run(model, ALONE, one_process=True)
-    check_same(model, stock, alone)
-    assert read.findall(alone.log.read_text()) == ["3", "1"]
 
 
 @pytest.mark.full
@@ -146,11 +151,11 @@ def test_variants(tmp_path: Path, run: Any, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("write", "layers"),
     [
-        (write_glm4_moe, 1),
         (write_glm4_moe_lite, 2),
-        pytest.param(write_glm4_moe, 2, marks=pytest.mark.full),
-        pytest.param(write_glm4_moe_lite, 1, marks=pytest.mark.full),
-        pytest.param(write_glm_ocr, 1, marks=pytest.mark.full),
+        pytest.param(write_glm4_moe, 1, marks=FULL),
+        pytest.param(write_glm4_moe, 2, marks=FULL),
+        pytest.param(write_glm4_moe_lite, 1, marks=FULL),
+        pytest.param(write_glm_ocr, 1, marks=FULL),
     ],
 )
 def test_glm(tmp_path: Path, run: Any, write: Any, layers: int) -> None:
@@ -169,7 +174,6 @@ def test_glm(tmp_path: Path, run: Any, write: Any, layers: int) -> None:
     assert mib == pytest.approx(tables * model.table_bytes / 2**20, abs=0.1)
 
 
-FULL = pytest.mark.full
 TWO_LAYERS, TWO_TOKENS = {"num_nextn_predict_layers": 2}, {"num_speculative_tokens": 2}
 TWO_RANKS = {"tensor_parallel_size": 2}
 EAGLE, EAGLE3 = {"method": "eagle"}, {"method": "eagle3"}
@@ -225,10 +229,10 @@ def test_every_draft(
     ("targets", "ignored"),
     [
         ([], []),
-        pytest.param([], ["model.embed_tokens"], marks=pytest.mark.full),
-        pytest.param([], ["re:.*embed_tokens"], marks=pytest.mark.full),
+        pytest.param([], ["model.embed_tokens"], marks=FULL),
+        pytest.param([], ["re:.*embed_tokens"], marks=FULL),
         # The table is not quantized all the same.
-        pytest.param(["re:.*embed_tokens"], [], marks=pytest.mark.full),
+        pytest.param(["re:.*embed_tokens"], [], marks=FULL),
     ],
 )
 def test_quantized_target(
@@ -240,19 +244,18 @@ def test_quantized_target(
     config["config_groups"]["group_0"]["targets"] += targets
     config["ignore"] += ignored
     change_config(model.path, quantization_config=config)
-    check_same(model, *pair(run, model))
-    if not targets and not ignored:
-        # Functions of the layers get new code.
-        check_same(model, run(model, ALONE))
+    # With the change for all drafts, functions of the layers get new code.
+    switches = [PATCHED] if targets or ignored else [PATCHED, ALONE]
+    check_same(model, *together(run, model, STOCK, *switches))
 
 
 @pytest.mark.parametrize(
     "options",
     [
         {"layout": "text"},
-        pytest.param({"layout": "multimodal"}, marks=pytest.mark.full),
-        pytest.param({"num_speculative_tokens": 0}, marks=pytest.mark.full),
-        pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.full),
+        pytest.param({"layout": "multimodal"}, marks=FULL),
+        pytest.param({"num_speculative_tokens": 0}, marks=FULL),
+        pytest.param({"tensor_parallel_size": 2}, marks=FULL),
     ],
     ids=["text", "multimodal", "no draft", "tensor parallel"],
 )

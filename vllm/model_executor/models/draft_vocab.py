@@ -249,8 +249,8 @@ def announce(
     }
     announcement = None
     # With more stages, the draft's embedding is left alone.
-    if sizes and get_pp_group().world_size == 1:
-        speculative_config = vllm_config.speculative_config
+    speculative_config = vllm_config.speculative_config
+    if sizes and speculative_config and get_pp_group().world_size == 1:
         load_config = speculative_config.draft_load_config or vllm_config.load_config
         if load_config.load_format in _LOAD_FORMATS:
             announcement = _Announcement(sizes, load_config)
