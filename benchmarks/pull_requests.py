@@ -32,6 +32,7 @@ from benchmarks.machine import machine, versions
 from benchmarks.releases import NoRelease, python_files
 from benchmarks.report import write_report
 from vllm_lean_vocab.description import NoFigure
+from vllm_lean_vocab.diff import FIRST_PARTY
 from vllm_lean_vocab.edits import PullRequest
 from vllm_lean_vocab.export import KINDS, CantExport, Exported, export
 from vllm_lean_vocab.git import GitFailed, Repository
@@ -47,7 +48,7 @@ RUFF_RULES = [
     "--isolated",
     "--select=E,F,UP,B,ISC,SIM,I,G",
     "--ignore=B007,B905,E731,F403,F405",
-    '--config=lint.isort.known-first-party=["vllm"]',
+    FIRST_PARTY,
 ]
 MYPY = ["--config-file=", "--follow-imports=skip", "--ignore-missing-imports"]
 MYPY += ["--check-untyped-defs", "--explicit-package-bases"]

@@ -140,22 +140,18 @@ def _diff(options: argparse.Namespace) -> int:
     wanted = plan.with_bases([each.id for each in asked_for], SERIES)
     upto = [pull_request for pull_request in SERIES if pull_request.id in wanted]
 
-    sources = before = plan.read_sources(root, upto)
-    if options.id:  # what it builds on is not part of its diff
-        base = plan.make_plan(sources, upto[:-1]).files
-        before = {**sources, **{p: diff.formatted(p, base[p]) for p in base}}
+    sources = plan.read_sources(root, upto)
+    # What it builds on is not part of its diff.
+    base = plan.make_plan(sources, upto[:-1]).files if options.id else {}
     made = plan.make_plan(sources, upto)
     asked = [s for s in made.statuses if options.id in (None, s.id)]
     for status in asked:
         if status.state != "applies":
             reason = status.reason or "this vLLM has it already"
             print(f"vllm-lean-vocab: {status.id}: {reason}", file=sys.stderr)
-    changed = {
-        path: text
-        for path, text in made.files.items()
-        if before.get(path) not in (text, diff.formatted(path, text))
-    }
-    text = diff.unified_diff(before, changed)
+    changed = made.changes(base)
+    below = {p: diff.formatted(p, base[p]) for p in changed.keys() & base.keys()}
+    text = diff.unified_diff({**sources, **below}, changed)
     is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     print(diff.coloured(text) if is_coloured else text, end="")
     return CONFLICT if any(s.state == "conflict" for s in asked) else OK

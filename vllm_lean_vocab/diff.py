@@ -7,12 +7,8 @@ import sys
 from collections.abc import Mapping
 
 # vLLM's settings are ruff's defaults, plus sorted imports, and none that is not used.
-_TIDY_IMPORTS = (
-    "check",
-    "--select=I,F401",
-    "--fix",
-    '--config=lint.isort.known-first-party=["vllm"]',
-)
+FIRST_PARTY = '--config=lint.isort.known-first-party=["vllm"]'
+_TIDY_IMPORTS = ("check", "--select=I,F401", "--fix", FIRST_PARTY)
 
 
 class NoFormatter(Exception):

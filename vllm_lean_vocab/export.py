@@ -248,12 +248,8 @@ class _Commits:
         if stack not in self.made:
             parent = self._commit(stack[:-1])
             [last] = (each for each in self.series if each.id == stack[-1])
-            before = self._plan(stack[:-1]).files
-            files = {
-                path: self._formatted(path, text)
-                for path, text in self._plan(stack).files.items()
-                if before.get(path) != text
-            }
+            changed = self._plan(stack).changes(self._plan(stack[:-1]).files)
+            files = {path: self._formatted(path, changed[path]) for path in changed}
             files |= {path: _ours(path) for path in last.tests}
             message = description.commit_message(last)
             commit = self.repository.commit(parent, files, message)

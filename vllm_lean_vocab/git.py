@@ -112,9 +112,9 @@ class Repository:
 
     def changes(self, paths: Sequence[str]) -> list[str]:
         """Return what is not committed: changed files, and new ones at some paths."""
-        status = ("status", "--porcelain", "--untracked-files=")
-        changed = self.run(status[0], status[1], f"{status[2]}no")
-        new = self.run(status[0], status[1], f"{status[2]}all", "--", *paths)
+        status = ("status", "--porcelain")
+        changed = self.run(*status, "--untracked-files=no")
+        new = self.run(*status, "--untracked-files=all", "--", *paths)
         return sorted({*changed.splitlines(), *new.splitlines()})
 
     def read(self, commit: str, path: str) -> str | None:

@@ -51,6 +51,12 @@ class Plan(NamedTuple):
         """Return the ids of the pull requests in a state."""
         return [status.id for status in self.statuses if status.state == state]
 
+    def changes(self, base: Mapping[str, str]) -> dict[str, str]:
+        """Return the files that are not as in another plan's `files`."""
+        return {
+            path: text for path, text in self.files.items() if base.get(path) != text
+        }
+
 
 def repository_file(path: str) -> Path:
     """Return where a file of this project's repository lies in this installation."""

@@ -4,10 +4,13 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+
+from vllm_lean_vocab import cli
 
 from .processes import Processes
 
@@ -37,6 +40,26 @@ registry._run_in_subprocess = lambda inspect: inspect()
 for name in sys.argv[1:]:
     registry.ModelRegistry.models[name].inspect_model_cls()
 """
+
+
+class Result(NamedTuple):
+    """What the command `vllm-lean-vocab` came to."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """The command, as a user runs it."""
+
+    def run(*arguments: object) -> Result:
+        code = cli.main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Result(code, captured.out, captured.err)
+
+    return run
 
 
 @pytest.fixture(scope="session")

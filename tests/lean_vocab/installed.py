@@ -28,6 +28,14 @@ def sources() -> dict[str, str | None]:
     }
 
 
+def copy_sources(root: Path) -> None:
+    """Write those files into a folder, as a vLLM that holds nothing else."""
+    for path, text in {"vllm/__init__.py": "", **sources()}.items():
+        if text is not None:
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(text)
+
+
 def served_modules(*ids: str) -> set[str]:
     """Return the modules that these pull requests change or bring, by default all."""
     return {

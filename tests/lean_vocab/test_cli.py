@@ -10,14 +10,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from vllm_lean_vocab import cli, diff
+from vllm_lean_vocab import diff
 from vllm_lean_vocab.series import SERIES
 
 from . import installed
+from .conftest import Result
 
 IDS = [pull_request.id for pull_request in SERIES]
 ONE_HEAD_LEFT_OUT = (
@@ -25,33 +25,11 @@ ONE_HEAD_LEFT_OUT = (
 )
 
 
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    def run(*arguments: object) -> Result:
-        code = cli.main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return Result(code, captured.out, captured.err)
-
-    return run
-
-
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A copy of those of the installed vLLM's files that the series edits."""
-    copy = tmp_path / "tree" / "vllm"
-    copy.mkdir(parents=True)
-    (copy / "__init__.py").touch()
-    for path, text in installed.sources().items():
-        if text is not None:
-            (copy.parent / path).parent.mkdir(parents=True, exist_ok=True)
-            (copy.parent / path).write_text(text)
-    return copy
+    installed.copy_sources(tmp_path / "tree")
+    return tmp_path / "tree" / "vllm"
 
 
 def test_status(command: Callable[..., Result]) -> None:

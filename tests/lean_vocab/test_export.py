@@ -5,27 +5,22 @@ import json
 import re
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from vllm_lean_vocab import cli, description, diff, plan
+from vllm_lean_vocab import description, diff, plan
 from vllm_lean_vocab.edits import In, Insert, PullRequest
 from vllm_lean_vocab.export import export
 from vllm_lean_vocab.series import SERIES
 
 from . import installed
+from .conftest import Result
 
 IDS = [pull_request.id for pull_request in SERIES]
 BY_ID = {pull_request.id: pull_request for pull_request in SERIES}
 PROPOSER = "vllm/v1/spec_decode/llm_base_proposer.py"
-
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
 
 
 @pytest.fixture(autouse=True)
@@ -42,24 +37,16 @@ def identity(monkeypatch: pytest.MonkeyPatch) -> None:
 def checkout(tmp_path: Path) -> Path:
     """A git checkout of those of the installed vLLM's files that the series edits."""
     root = tmp_path / "checkout"
-    files = {"vllm/__init__.py": "", "README.md": "vLLM\n", **installed.sources()}
-    for path, text in files.items():
-        if text is not None:
-            (root / path).parent.mkdir(parents=True, exist_ok=True)
-            (root / path).write_text(text)
+    installed.copy_sources(root)
+    (root / "README.md").write_text("vLLM\n")
     git(root, "init", "--quiet", "--initial-branch=main")
     commit(root, "vLLM")
     return root
 
 
 @pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    def run(*arguments: object) -> Result:
-        code = cli.main(["export", *(str(argument) for argument in arguments)])
-        captured = capsys.readouterr()
-        return Result(code, captured.out, captured.err)
-
-    return run
+def command(command: Callable[..., Result]) -> Callable[..., Result]:
+    return partial(command, "export")
 
 
 def git(root: Path, *arguments: str) -> str:

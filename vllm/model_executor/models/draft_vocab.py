@@ -9,10 +9,10 @@ costs nothing. Once the draft stands, `settle_vocab` decides with it in hand: wh
 attached stays as it is, anything else is given the weights it would have had.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import regex as re
@@ -138,10 +138,17 @@ class _Announcement:
     def settle(self, model: nn.Module, model_config: "ModelConfig") -> None:
         if not self.tables:
             return
+        read_names = cache(
+            partial(
+                get_safetensors_params_metadata,
+                model_config.model,
+                revision=model_config.revision,
+            )
+        )
         attached = [
             _PLACES[table]
             for table in self.sizes
-            if self._will_be_attached(table, model, model_config)
+            if self._will_be_attached(table, model, read_names)
         ]
         users: dict[nn.Parameter, list[str]] = {}
         for path, module in model.named_modules(remove_duplicate=False):
@@ -160,7 +167,7 @@ class _Announcement:
         self._leave_unread(model)
 
     def _will_be_attached(
-        self, table: str, model: nn.Module, model_config: "ModelConfig"
+        self, table: str, model: nn.Module, read_names: Callable[[], Collection[str]]
     ) -> bool:
         flag = _FLAGS[table]
         own = getattr(model, flag, None)
@@ -173,9 +180,7 @@ class _Announcement:
             return True
         if self.load_config.load_format not in _NAMED_IN_HEADERS:
             return False
-        names = get_safetensors_params_metadata(
-            model_config.model, revision=model_config.revision
-        )
+        names = read_names()
         return bool(names) and not any(map(_TENSORS[table].search, names))
 
     def _leave_unread(self, model: nn.Module) -> None:
