@@ -9,10 +9,12 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from vllm_lean_vocab import diff, plan
 from vllm_lean_vocab.description import NoFigure
 from vllm_lean_vocab.edits import PullRequest
+from vllm_lean_vocab.estimate import MTP, CantEstimate, estimate
 from vllm_lean_vocab.export import KINDS, CantExport, DoesNotApply, Exported, export
 from vllm_lean_vocab.git import GitFailed
 from vllm_lean_vocab.series import SERIES
@@ -44,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (
         Failure,
         CantExport,
+        CantEstimate,
         GitFailed,
         NoFigure,
         diff.NoFormatter,
@@ -84,6 +87,40 @@ def _parser() -> argparse.ArgumentParser:
     )
     show.set_defaults(run=_diff)
 
+    estimated = commands.add_parser(
+        "estimate",
+        help="what a model's draft will not allocate",
+        description="Says which vocabulary tables the draft of a model has, and which "
+        "of them are not allocated. Reads the model's config and the names of its "
+        "tensors; needs no GPU and downloads nothing.",
+    )
+    estimated.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a directory, a config.json, or the id of a model in the local Hugging "
+        "Face cache",
+    )
+    estimated.add_argument(
+        "--speculative-config",
+        type=_json_object,
+        default=MTP,
+        metavar="JSON",
+        help=f"as for vllm serve (default: {json.dumps(MTP)})",
+    )
+    for name in ("tensor", "pipeline"):
+        estimated.add_argument(
+            f"--{name}-parallel-size",
+            type=_positive,
+            default=1,
+            metavar="N",
+            help="as for vllm serve",
+        )
+    estimated.add_argument(
+        "--trust-remote-code", action="store_true", help="as for vllm serve"
+    )
+    estimated.add_argument("--json", action="store_true", help="for scripts")
+    estimated.set_defaults(run=_estimate)
+
     exported = commands.add_parser(
         "export",
         parents=[common],
@@ -114,6 +151,22 @@ def _parser() -> argparse.ArgumentParser:
     exported.add_argument("--json", action="store_true", help="for scripts")
     exported.set_defaults(run=_export)
     return parser
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError("not a JSON object")
+    return found
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not 1 or more")
+    return int(text)
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -155,6 +208,21 @@ def _diff(options: argparse.Namespace) -> int:
     is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     print(diff.coloured(text) if is_coloured else text, end="")
     return CONFLICT if any(s.state == "conflict" for s in asked) else OK
+
+
+def _estimate(options: argparse.Namespace) -> int:
+    _vllm_root(None)  # without a vLLM, say so first
+    if sys.stderr.isatty():
+        print("Building the draft, stock and patched (some 10 s) ...", file=sys.stderr)
+    found = estimate(
+        options.model,
+        options.speculative_config,
+        options.tensor_parallel_size,
+        options.pipeline_parallel_size,
+        options.trust_remote_code,
+    )
+    print(json.dumps(found.to_json(), indent=2) if options.json else found)
+    return OK
 
 
 def _export(options: argparse.Namespace) -> int:

@@ -24,6 +24,8 @@ DEFERRED_VOCAB = "vllm.model_executor.models.deferred_vocab"
 # Handlers are on the logger "vllm", so ours has to be below it.
 logger = logging.getLogger("vllm.lean_vocab")
 
+_in_use: list[str] = []
+
 
 def register() -> None:
     """Serve the pull requests that apply to this vLLM; never raises.
@@ -41,6 +43,11 @@ def register() -> None:
         raise
     except BaseException as error:  # a panic of LibCST's parser is no Exception
         _warn(f"off, vLLM runs unpatched: {type(error).__name__}: {error}")
+
+
+def in_use() -> Sequence[str]:
+    """Return the ids of the pull requests that this process serves."""
+    return tuple(_in_use)
 
 
 def _declare_variable() -> None:
@@ -90,6 +97,7 @@ def _register(asked: str) -> None:
         news = f"on with vLLM {vllm.__version__}: {', '.join(made.ids('applies'))}"
         finder = importer.PatchedFinder(folder, made.files, _Announce(news))
         importer.install(finder, swaps)
+    _in_use[:] = made.ids("applies") if made.files else []
 
 
 def _choose(asked_ids: Collection[str]) -> list[PullRequest]:

@@ -210,6 +210,22 @@ def load(config: Any, loader: str) -> dict[str, Any]:
     }
 
 
+def estimate(config: Any) -> dict[str, Any]:
+    """Return what is said of a draft without loading it."""
+    from vllm_lean_vocab.build_draft import CantBuild, describe
+
+    on_the_host = config.load_config.device
+    config.load_config.device = "cpu"
+    try:
+        return describe(config)
+    except CantBuild as error:
+        return {"error": str(error)}
+    finally:
+        config.load_config.device = on_the_host
+        # Layers of one name may be built once.
+        config.compilation_config.static_forward_context.clear()
+
+
 def know_model_types(*paths: str) -> None:
     """Have configurations read for which checkpoints bring a class of their own."""
     from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
@@ -263,7 +279,7 @@ def do(job: dict[str, Any]) -> dict[str, Any]:
         initialize_model_parallel(1, 1)
         stack.callback(destroy_model_parallel)
         stack.enter_context(stand_ins(job.get("stand_ins", [])))
-        return load(config, job["loader"])
+        return {"estimated": estimate(config), **load(config, job["loader"])}
 
 
 def prepare() -> None:

@@ -252,3 +252,20 @@ def test_no_storage_at_any_moment(loaded: tuple[Reports, Reports], case: Case) -
     for report in (stock, patched):
         largest = max(sizes(report["built"]["tables"]).values(), default=0)
         assert (report["built"]["allocated"] > 0) == (largest >= TABLE_BYTES)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_estimate(loaded: tuple[Reports, Reports], case: Case) -> None:
+    """What is said of a draft beforehand is what its loading does."""
+    for report in (reports[case] for reports in loaded):
+        estimated, built = report["estimated"], report["built"]["tables"]
+        if case.architecture == "MedusaModel":
+            assert "'medusa'" in estimated["error"]
+            continue
+        assert estimated["draft"] == report["draft"]
+        tables = estimated["tables"]
+        places = {path for path in built if table_of(path) != "another"}
+        assert places <= tables.keys() <= built.keys()
+        for path, table in tables.items():
+            assert table["deferred"] == (built[path]["nbytes"] == 0)
+            assert table["deferred"] or table["bytes"] == built[path]["nbytes"]

@@ -31,6 +31,7 @@ from benchmarks.loading import largest
 from benchmarks.logs import not_allocated_mib
 from benchmarks.plugins import INT8_ROWS, change_config, quantize_table, write_plugin
 from benchmarks.process import SWITCHES, Environment
+from vllm_lean_vocab.estimate import estimate
 
 pytestmark = pytest.mark.engine
 
@@ -40,6 +41,7 @@ FULL = pytest.mark.full
 NUM_PROMPTS, MAX_TOKENS = 4, 16
 # Every process takes long to import vLLM: what does not depend on them runs in one.
 IS_ON = "vllm-lean-vocab: on with vLLM"
+NOT_ALLOCATED = re.compile(r"MiB not allocated on this rank \((.*)\); the target's")
 
 
 @pytest.fixture
@@ -105,6 +107,30 @@ def check_same(model: CountingModel, *runs: EngineRun) -> None:
     assert len(counters) == 1
 
 
+def check_estimate(
+    model: CountingModel,
+    patched: EngineRun,
+    method: str = "mtp",
+    num_speculative_tokens: int = 1,
+    tensor_parallel_size: int = 1,
+    **_: Any,
+) -> None:
+    """Check what is said of a draft beforehand against each rank's log."""
+    speculation: dict[str, Any] = {"method": method}
+    speculation["num_speculative_tokens"] = num_speculative_tokens
+    if model.draft is not None:
+        speculation["model"] = str(model.draft)
+    estimated = estimate(str(model.path), speculation, tensor_parallel_size)
+    expected = {
+        f"{table.name} {table.mib_per_rank:.1f} MiB"
+        for table in estimated.tables
+        if table.deferred
+    }
+    logged = NOT_ALLOCATED.findall(patched.log.read_text())
+    assert len(logged) == (tensor_parallel_size if expected else 0)
+    assert all(set(tables.split(", ")) == expected for tables in logged)
+
+
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_loading_peak(tmp_path: Path, run: Any, tied: bool) -> None:
     """What stays above the level before is what the draft really owns."""
@@ -122,6 +148,7 @@ def test_loading_peak(tmp_path: Path, run: Any, tied: bool) -> None:
     assert after.after == pytest.approx(before.after, rel=0.01)
     [mib] = not_allocated_mib(patched.log)
     assert mib == pytest.approx(2 * model.table_bytes / 2**20, abs=0.1)
+    check_estimate(model, patched)
 
 
 @pytest.mark.parametrize("switch", [PATCHED, pytest.param(ALONE, marks=FULL)])
@@ -172,6 +199,7 @@ def test_glm(tmp_path: Path, run: Any, write: Any, layers: int) -> None:
     [mib] = not_allocated_mib(patched.log)
     tables = 1 + layers
     assert mib == pytest.approx(tables * model.table_bytes / 2**20, abs=0.1)
+    check_estimate(model, patched, num_speculative_tokens=layers)
 
 
 TWO_LAYERS, TWO_TOKENS = {"num_nextn_predict_layers": 2}, {"num_speculative_tokens": 2}
@@ -223,6 +251,7 @@ def test_every_draft(
     check_same(model, *runs)
     mib = sum(not_allocated_mib(runs[1].log))
     assert mib == pytest.approx(tables * model.table_bytes / 2**20, abs=0.1 * ranks)
+    check_estimate(model, runs[1], **engine)
 
 
 @pytest.mark.parametrize(
@@ -292,6 +321,7 @@ def test_tensor_parallel(tmp_path: Path, run: Any) -> None:
     check_same(model, stock, patched)
     # Half of both tables, on each of the two ranks.
     assert not_allocated_mib(patched.log) == [model.table_bytes / 2**20] * 2
+    check_estimate(model, patched, tensor_parallel_size=2)
 
 
 @pytest.mark.parametrize(
