@@ -6,8 +6,10 @@ PIP_ARGS ?=
 
 BIN := $(VENV)/bin
 RESULTS := benchmarks/results
+# A benchmark, with its figures and a plot of them.
+measure = $(BIN)/python -m benchmarks.$(1) --json $(RESULTS)/$(1).json --plot $(RESULTS)/$(1).png
 
-.PHONY: help venv demo test test-full lint prs results clean
+.PHONY: help venv demo test test-full lint prs bench clean
 
 help:
 	@echo "make venv       .venv with vLLM (CPU) and this package"
@@ -16,7 +18,7 @@ help:
 	@echo "make test-full  those and the long ones"
 	@echo "make lint       ruff, ruff format and mypy"
 	@echo "make prs        every pull request as a branch, checked as vLLM would; into prs/"
-	@echo "make results    demo, loading peaks, GLM head and start cost, into $(RESULTS)"
+	@echo "make bench      measure the figures that README.md and the texts show, into $(RESULTS)"
 
 venv: $(VENV)/.complete
 
@@ -41,11 +43,15 @@ lint: venv
 prs: venv
 	$(BIN)/python -m benchmarks.pull_requests
 
-results: venv
-	$(BIN)/python -m benchmarks.start_cost --json $(RESULTS)/start_cost.json
-	$(BIN)/python -m benchmarks.head_construction --json $(RESULTS)/head_construction.json
-	$(BIN)/python -m benchmarks.load_peak --json $(RESULTS)/load_peak.json
-	$(BIN)/python -m benchmarks.demo --json $(RESULTS)/demo.json --plot $(RESULTS)/demo.png
+bench: venv
+	$(call measure,start_cost)
+	$(call measure,head_construction)
+	$(call measure,load_peak)
+	$(call measure,draft_load_time)
+	$(call measure,serve_parity)
+	$(call measure,demo)
+	$(BIN)/vllm-lean-vocab estimate benchmarks/shapes/qwen3_8_27b --json > $(RESULTS)/estimate.new
+	mv $(RESULTS)/estimate.new $(RESULTS)/estimate.json
 	$(BIN)/python -m benchmarks.readme
 
 clean:

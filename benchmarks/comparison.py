@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stock against patched: what was measured, and whether the promises hold."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benchmarks.engine import EngineRun
 from benchmarks.loading import WorkerLoading
 from benchmarks.memory import MIB
 from benchmarks.server import Completion, SpeculativeCounters
@@ -13,6 +14,8 @@ from benchmarks.server import Completion, SpeculativeCounters
 LEAST_PART_SAVED = 0.98
 # What remains after loading may differ by this part.
 MOST_PART_CHANGED = 0.01
+# What the log says is rounded, in MiB.
+LOG_PRECISION = 0.1
 # Readings kept for the record: this many seconds around the draft's loading, at
 # most this many.
 SECONDS_KEPT = (8.0, 4.0)
@@ -173,6 +176,60 @@ class Comparison:
 
     def _tokens(self, name: str) -> tuple[int, int]:
         return self.stock.usage()[name], self.patched.usage()[name]
+
+
+def output_failures(
+    runs: Mapping[str, Sequence[EngineRun]],
+    expected: Mapping[str, Sequence[Sequence[int]]],
+) -> list[str]:
+    """Return every promise about tokens and counters that does not hold.
+
+    Args:
+        runs: The engines' results, stock and patched.
+        expected: The token ids of the known answers of each, per prompt.
+    """
+    failures = []
+    for name, results in runs.items():
+        if any(run.token_ids != expected[name] for run in results):
+            failures.append(f"The {name} tokens are not the known continuation.")
+    return failures + counter_failures(runs)
+
+
+def counter_failures(
+    runs: Mapping[str, Sequence[EngineRun | SpeculativeCounters]],
+) -> list[str]:
+    """Say which counters of speculative decoding are not the same in all runs.
+
+    Args:
+        runs: What has the counters, stock and patched.
+    """
+    failures = []
+    for counter, what in COUNTERS.items():
+        values = {
+            name: [getattr(run, counter) for run in results]
+            for name, results in runs.items()
+        }
+        if len({*values["stock"], *values["patched"]}) != 1:
+            failures.append(
+                f"{what} differs: stock {values['stock']}, patched {values['patched']}."
+            )
+    return failures
+
+
+def log_failures(logged: Sequence[float], tables: float, ranks: int = 1) -> list[str]:
+    """Say which patched logs don't say that the draft's tables were left out.
+
+    Args:
+        logged: What each says was not allocated, in MiB, summed over its ranks.
+        tables: What the tables take, in MiB.
+        ranks: Number of ranks.
+    """
+    return [
+        f"A log says that {mib:,.1f} MiB were not allocated; the tables take "
+        f"{tables:,.1f} MiB."
+        for mib in logged
+        if abs(mib - tables) > LOG_PRECISION * ranks
+    ]
 
 
 def fall_failures(what: str, fell_by: float, promised: float) -> list[str]:

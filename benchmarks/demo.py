@@ -7,7 +7,6 @@ the patched server keeps every promise, with 1 if not, with 2 if a server failed
 
 import argparse
 import contextlib
-import datetime
 import json
 import shutil
 import sys
@@ -23,10 +22,10 @@ from rich.table import Table
 from benchmarks.checkpoints import CountingModel, write_qwen3_5
 from benchmarks.comparison import Comparison, Serving
 from benchmarks.loading import NoLoadingWindow, largest
-from benchmarks.machine import machine, versions
 from benchmarks.memory import MIB
 from benchmarks.plot import draw
 from benchmarks.process import SWITCHES, Environment, terminate_cleanly
+from benchmarks.report import made_with
 from benchmarks.server import Server, ServerFailed, serving
 
 PROMPTS = 4
@@ -197,9 +196,7 @@ def _print(comparison: Comparison) -> None:
 
 def _report(comparison: Comparison) -> dict[str, Any]:
     return {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "machine": machine(),
-        "versions": versions(),
+        **made_with(),
         "request": {"prompts": PROMPTS, "max_tokens": MAX_TOKENS, "temperature": 0},
         **comparison.to_json(),
     }

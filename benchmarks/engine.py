@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,8 @@ class EngineRun:
         workers: Memory of each worker while its draft loaded; empty if the log
             or the samples don't show it.
         no_loading: Why ``workers`` is empty, or None.
+        device: What each worker measured of its GPU, by rank; empty without one.
+        runner: The kind of model runner, ``legacy`` or ``v2``.
     """
 
     token_ids: list[list[int]]
@@ -65,6 +67,8 @@ class EngineRun:
     log: Path
     workers: list[WorkerLoading]
     no_loading: str | None
+    device: list[dict[str, float]] = field(default_factory=list)
+    runner: str = "legacy"
 
     @property
     def loading(self) -> list[WorkerLoading]:

@@ -19,14 +19,17 @@ def serve(options: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         ``token_ids`` and ``texts`` per prompt, the counters ``drafts``,
-        ``draft_tokens`` and ``accepted_tokens``, ``vllm`` (its version) and
+        ``draft_tokens`` and ``accepted_tokens``, ``vllm`` (its version),
         ``settled``: each worker's process id and what its memory settled at, in
-        bytes, before the first prompt.
+        bytes, before the first prompt, ``device``: what each worker measured of its
+        GPU, and ``runner``: the kind of model runner.
     """
     import vllm
 
     llm = vllm.LLM(options["model"], **options["engine_args"])
     settled = llm.collective_rpc("settled_memory")
+    device = llm.collective_rpc("draft_device_memory")
+    runner, *_ = llm.collective_rpc("runner_name")
     sampling = vllm.SamplingParams(
         temperature=0, max_tokens=options["max_tokens"], ignore_eos=True
     )
@@ -49,6 +52,8 @@ def serve(options: dict[str, Any]) -> dict[str, Any]:
         "accepted_tokens": int(counters.get(f"{prefix}accepted_tokens", 0)),
         "vllm": vllm.__version__,
         "settled": settled,
+        "device": [figures for figures in device if figures is not None],
+        "runner": runner,
     }
 
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures what building one GLM MTP `SharedHead` allocates, stock and patched.
 
-`python -m benchmarks.head_construction [--json FILE]`. Each figure is of a fresh
-process, stock and patched in turn, that builds the module as vLLM's GLM-4 MTP layer
-does: on stock with a head of its own, patched with a deferred one. The default shape
-is GLM-4.5-Air's. On CUDA the peaks are the allocator's, of allocated and of reserved
-memory; on a CPU that of torch's `MemTracker`, which counts what was asked for even if
-no page of it was touched.
+`python -m benchmarks.head_construction [--json FILE] [--plot FILE]`. Each figure is
+of a fresh process, stock and patched in turn, that builds the module as vLLM's GLM-4
+MTP layer does: on stock with a head of its own, patched with a deferred one. The
+default shape is GLM-4.5-Air's. On a CPU the peak is that of torch's `MemTracker`, which
+counts what was asked for even if no page of it was touched. On CUDA the peaks are the
+allocator's, of allocated and of reserved memory; there it has not been run so far.
 """
 
 import argparse
@@ -14,16 +14,15 @@ import json
 import os
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.machine import machine, versions
 from benchmarks.memory import MIB
-from benchmarks.report import spread, write_report
+from benchmarks.plot import draw_heads
+from benchmarks.report import made_with, spread, write_report
 
 VOCAB_SIZE = 151_552
 HIDDEN_SIZE = 4096
@@ -152,18 +151,17 @@ def main() -> None:
     parser.add_argument("--vocab-size", type=int, default=VOCAB_SIZE)
     parser.add_argument("--hidden-size", type=int, default=HIDDEN_SIZE)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw a PNG")
     options = parser.parse_args()
     shape = options.vocab_size, options.hidden_size
     samples = measure(shape, options.repeats, Console(stderr=True))
     report = {
-        "date": datetime.now(UTC).date().isoformat(),
+        **made_with(),
         "vocab_size": options.vocab_size,
         "hidden_size": options.hidden_size,
         "dtype": "bfloat16",
         **{name: summary(values) for name, values in samples.items()},
-        "versions": versions(),
-        "machine": machine(),
     }
     for name in SWITCHES:
         for peak, figures in report[name].items():
@@ -175,6 +173,9 @@ def main() -> None:
                 )
     if options.json:
         write_report(report, options.json)
+    if options.plot:
+        options.plot.parent.mkdir(parents=True, exist_ok=True)
+        draw_heads(report, options.plot)
 
 
 if __name__ == "__main__":

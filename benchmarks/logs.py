@@ -11,6 +11,7 @@ from typing import IO
 
 # vLLM writes the name and id of the process before each line it logs.
 PROCESS = re.compile(r"^\((?P<name>\S+) pid=(?P<pid>\d+)\)")
+# The legacy model runner's lines; V2 has none, see ``extension/cuda_memory.py``.
 DRAFT_STARTS = "Loading drafter model..."
 DRAFT_ENDS = "Sharing target model lm_head weights"
 NOT_ALLOCATED = re.compile(r": ([\d.]+) MiB not allocated on this rank")

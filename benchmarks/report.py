@@ -4,8 +4,25 @@
 import json
 import statistics
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from benchmarks.machine import machine, versions, vllm_version
+
+
+def made_with() -> dict[str, Any]:
+    """Return what every report begins with: when and with what it is made.
+
+    Raises:
+        importlib.metadata.PackageNotFoundError: No vLLM is installed.
+    """
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "vllm": vllm_version(),
+        "versions": versions(),
+        "machine": machine(),
+    }
 
 
 def spread(samples: Sequence[float]) -> dict[str, Any]:

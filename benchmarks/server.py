@@ -75,13 +75,17 @@ class Server:
         self._url = f"http://127.0.0.1:{port}"
 
     def wait_until_ready(
-        self, timeout: float, tick: Callable[[], None] = lambda: None
+        self,
+        timeout: float,
+        tick: Callable[[], None] = lambda: None,
+        pause: float = 0.25,
     ) -> None:
         """Wait until the server answers on ``/health``.
 
         Args:
             timeout: Seconds to wait at most.
             tick: Called several times a second meanwhile.
+            pause: Seconds from one try to the next.
 
         Raises:
             ServerFailed: If it ends or takes too long.
@@ -95,7 +99,7 @@ class Server:
             with contextlib.suppress(OSError), self._open("/health", timeout=2):
                 return
             tick()
-            time.sleep(0.25)
+            time.sleep(pause)
         raise ServerFailed(f"vllm serve was not ready within {timeout:g} s")
 
     def complete(self, prompt: str, max_tokens: int) -> Completion:

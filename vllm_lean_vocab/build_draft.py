@@ -216,17 +216,20 @@ def _loader(config: Any) -> Callable[["nn.Module", Any], Any]:
 def _load_legacy(target: "nn.Module", config: Any) -> None:
     import torch
 
-    from vllm.v1.spec_decode.dflash import DFlashProposer
-    from vllm.v1.spec_decode.eagle import EagleProposer
+    from vllm.v1.spec_decode import dflash, eagle
 
     speculative = config.speculative_config
-    kind: Any = EagleProposer
+    kind: Any = eagle.EagleProposer
     if getattr(speculative, "use_gemma4_mtp", bool)():
-        from vllm.v1.spec_decode.gemma4 import Gemma4Proposer as kind
+        from vllm.v1.spec_decode import gemma4
+
+        kind = gemma4.Gemma4Proposer
     elif getattr(speculative, "use_step3p5_mtp", bool)():
-        from vllm.v1.spec_decode.step3p5 import Step3p5MTPProposer as kind
+        from vllm.v1.spec_decode import step3p5
+
+        kind = step3p5.Step3p5MTPProposer
     elif speculative.method == "dflash":
-        kind = DFlashProposer
+        kind = dflash.DFlashProposer
     # It is never used, so its buffers need no storage.
     kind(config, torch.device("meta")).load_model(target)
 

@@ -93,5 +93,5 @@ def _results(name: str) -> Any:
     except FileNotFoundError:
         raise NoFigure(
             f"{path} is missing, and pull request texts have figures from it; "
-            "`make results` or `make prs` in a clone of vllm-lean-vocab writes it"
+            "`make bench` or `make prs` in a clone of vllm-lean-vocab writes it"
         ) from None

@@ -6,11 +6,13 @@ Python's own syntax trees, which know neither.
 """
 
 import ast
+import dataclasses
 import itertools
 import re
 import textwrap
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any, TypeVar
 
 import libcst as cst
 
@@ -27,6 +29,7 @@ from vllm_lean_vocab.edits import (
     Replace,
 )
 from vllm_lean_vocab.names import import_of
+from vllm_lean_vocab.outline import restore, shorten
 
 # Kinds of nodes that Python and LibCST have the same name for.
 _SAME_NAMES = {
@@ -38,6 +41,8 @@ _SAME_NAMES = {
     "Return",
     "Subscript",
 }
+
+Node = TypeVar("Node", bound=cst.CSTNode)
 
 WORD = re.compile(r"[^\W\d]\w*")
 
@@ -57,7 +62,12 @@ def apply_edits(source: str, edits: In) -> tuple[str, bool]:
             in the file already.
 
     """
-    module = _parse(source, edits.path)
+    # An import goes to the top of the file, whatever is in it.
+    wheres = [
+        edit.where for edit in edits.edits if edit.where or not isinstance(edit, Insert)
+    ]
+    outline, left_out = shorten(source, wheres)
+    module = _parse(outline, edits.path)
     words = set(WORD.findall(source))
     present = [
         words.issuperset(_words_of(edit)) and _is_present(module, edit)
@@ -76,7 +86,7 @@ def apply_edits(source: str, edits: In) -> tuple[str, bool]:
             module = _apply(module, edit)
         except Refused as error:
             raise Refused(f"{edits.path}: {error}") from None
-    text = module.code
+    text = restore(module.code, left_out)
     try:
         ast.parse(text)
     except SyntaxError as error:
@@ -95,7 +105,8 @@ def has_statement(source: str, has: Has) -> bool:
         Refused: The file can't be parsed.
 
     """
-    module = _parse(source, has.path)
+    outline, _ = shorten(source, [has.where])
+    module = _parse(outline, has.path)
     return any(
         _find(scope, _statements, module, has.statement)
         for scope in _scopes(module, has.where)
@@ -116,7 +127,7 @@ def _apply(module: cst.Module, edit: Edit) -> cst.Module:
         old = _the_one(around, _expressions, module, edit.old, edit.where)
         new = cst.parse_expression(edit.new)
         safe = _parenthesised(module, around, old, new)
-        return _substitute(module, edit.where, old, [safe])
+        return _substitute(module, old, [safe])
     if isinstance(edit, Enclose):
         scope = _the_scope(module, edit.where)
         inner = _the_one(scope, _statements, module, edit.statement, edit.where)
@@ -131,14 +142,14 @@ def _apply(module: cst.Module, edit: Edit) -> cst.Module:
                 )
                 items = [*outer.items[:-1], last, *new_with.items]
                 both = outer.with_changes(items=items)
-                return _substitute(module, edit.where, outer, [both])
+                return _substitute(module, outer, [both])
         enclosing = new_with.with_changes(
             body=cst.IndentedBlock([inner.with_changes(leading_lines=())]),
             leading_lines=inner.leading_lines,
         )
-        return _substitute(module, edit.where, inner, [enclosing])
+        return _substitute(module, inner, [enclosing])
     if isinstance(edit, Remove):
-        return _substitute_definition(module, edit.where, [])
+        return _substitute(module, _the_scope(module, edit.where), [])
     if isinstance(edit, AddParameter):
         return _add_parameter(module, edit)
     if isinstance(edit, AddArguments):
@@ -146,9 +157,8 @@ def _apply(module: cst.Module, edit: Edit) -> cst.Module:
         call = _the_one(scope, _expressions, module, edit.call, edit.where)
         added = cst.ensure_type(cst.parse_expression(f"f({edit.code})"), cst.Call).args
         old_args = cst.ensure_type(call, cst.Call).args
-        return _substitute(
-            module, edit.where, call, [call.with_changes(args=[*old_args, *added])]
-        )
+        with_them = call.with_changes(args=[*old_args, *added])
+        return _substitute(module, call, [with_them])
     code = cst.parse_module(textwrap.dedent(edit.code).strip() + "\n")
     if not edit.where:
         return _insert_import(module, code.body[0])
@@ -157,8 +167,8 @@ def _apply(module: cst.Module, edit: Edit) -> cst.Module:
     scope = _the_scope(module, edit.where)
     anchor = _the_one(scope, _statements, module, edit.before or edit.after, edit.where)
     if edit.before:
-        return _substitute(module, edit.where, anchor, [*code.body, anchor])
-    return _substitute(module, edit.where, anchor, [anchor, *code.body])
+        return _substitute(module, anchor, [*code.body, anchor])
+    return _substitute(module, anchor, [anchor, *code.body])
 
 
 def _words_of(edit: Edit) -> list[str]:
@@ -210,6 +220,23 @@ def _is_present(module: cst.Module, edit: Edit) -> bool:
 # ---------------------------------------------------------------- finding a place
 
 
+@cache
+def _fields(kind: type[cst.CSTNode]) -> list[str]:
+    """Return where a kind of node has others; what is whitespace holds no code."""
+    names = [field.name for field in dataclasses.fields(kind)]
+    return [name for name in names if not name.startswith("whitespace")]
+
+
+def _children(outer: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """Yield the nodes right below one, as its slow `children` would."""
+    for name in _fields(type(outer)):
+        part = getattr(outer, name)
+        if isinstance(part, cst.CSTNode):
+            yield part
+        elif isinstance(part, list | tuple):
+            yield from part
+
+
 def _scopes(module: cst.Module, where: str) -> list[cst.CSTNode]:
     found: list[cst.CSTNode] = [module]
     for name in where.split(".") if where else ():
@@ -224,7 +251,7 @@ def _scopes(module: cst.Module, where: str) -> list[cst.CSTNode]:
 
 def _definitions(outer: cst.CSTNode) -> Iterator[cst.FunctionDef | cst.ClassDef]:
     """Yield the definitions in a node, not those inside other definitions."""
-    for node in outer.children:
+    for node in _children(outer):
         if isinstance(node, cst.FunctionDef | cst.ClassDef):
             yield node
         elif not isinstance(node, cst.SimpleStatementLine | cst.BaseExpression):
@@ -232,10 +259,13 @@ def _definitions(outer: cst.CSTNode) -> Iterator[cst.FunctionDef | cst.ClassDef]
 
 
 def _the_scope(module: cst.Module, where: str) -> cst.CSTNode:
-    found = _scopes(module, where)
-    if len(found) != 1:
-        raise Refused(f"{where}: expected one definition, found {len(found)}")
-    return found[0]
+    # Those around it have to be the only ones of their names, too.
+    names = [*itertools.accumulate(where.split("."), "{}.{}".format)]
+    found = {name: _scopes(module, name) for name in reversed(names)}
+    for name, scopes in found.items():
+        if len(scopes) != 1:
+            raise Refused(f"{name}: expected one definition, found {len(scopes)}")
+    return found[where][0]
 
 
 def _the_one(
@@ -272,7 +302,7 @@ def _may_match(wanted: ast.stmt, node: cst.CSTNode) -> bool:
 
 
 def _statements(scope: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    for node in scope.children:
+    for node in _children(scope):
         if isinstance(node, cst.SimpleStatementLine):
             yield node
         else:
@@ -280,7 +310,7 @@ def _statements(scope: cst.CSTNode) -> Iterator[cst.CSTNode]:
 
 
 def _withs(scope: cst.CSTNode) -> Iterator[cst.With]:
-    for node in scope.children:
+    for node in _children(scope):
         if isinstance(node, cst.With):
             yield node
         yield from _withs(node)
@@ -299,7 +329,7 @@ def _expressions(scope: cst.CSTNode) -> Iterator[cst.CSTNode]:
         getattr(scope, part, None)
         for part in ("attr", "keyword", "name", "asname", "module")
     ]
-    for node in scope.children:
+    for node in _children(scope):
         if any(node is name for name in names):
             continue
         if isinstance(node, cst.BaseExpression):
@@ -359,49 +389,24 @@ def _takes_anything(call: ast.Call) -> bool:
 # -------------------------------------------------------------- changing the tree
 
 
-class _Substitute(cst.CSTTransformer):
-    def __init__(self, old: cst.CSTNode, new: list[cst.CSTNode]) -> None:
-        super().__init__()
-        self.old, self.new = old, new
+def _substitute(root: Node, old: cst.CSTNode, new: Sequence[cst.CSTNode]) -> Node:
+    """Return a tree with other nodes in the place of one, or as it is without that.
 
-    def on_leave(self, original_node: Any, updated_node: Any) -> Any:
-        updated = super().on_leave(original_node, updated_node)
-        if original_node is not self.old:
-            return updated
-        return self.new[0] if len(self.new) == 1 else cst.FlattenSentinel(self.new)
-
-
-class _SubstituteDefinition(_Substitute):
-    """Looks into no other definition than those around it: files are long."""
-
-    def __init__(self, around: list[cst.CSTNode], new: list[cst.CSTNode]) -> None:
-        super().__init__(around[-1], new)
-        self.around = around
-
-    def on_visit(self, node: cst.CSTNode) -> bool:
-        if isinstance(node, cst.FunctionDef | cst.ClassDef):
-            return any(node is outer for outer in self.around[:-1])
-        return not isinstance(node, cst.SimpleStatementLine)
-
-
-def _substitute(
-    module: cst.Module, where: str, old: cst.CSTNode, new: list[cst.CSTNode]
-) -> cst.Module:
-    definition = _the_scope(module, where).visit(_Substitute(old, new))
-    assert isinstance(definition, cst.CSTNode)
-    return _substitute_definition(module, where, [definition])
-
-
-def _substitute_definition(
-    module: cst.Module, where: str, new: list[cst.CSTNode]
-) -> cst.Module:
-    names = where.split(".")
-    around = [
-        _the_scope(module, ".".join(names[: depth + 1])) for depth in range(len(names))
-    ]
-    changed = module.visit(_SubstituteDefinition(around, new))
-    assert isinstance(changed, cst.Module)
-    return changed
+    LibCST's transformers do the same, and make every other node of the tree anew.
+    """
+    for name in _fields(type(root)):
+        part = getattr(root, name)
+        if isinstance(part, cst.CSTNode):
+            changed = new[0] if part is old else _substitute(part, old, new)
+            if changed is not part:
+                return root.with_changes(**{name: changed})
+        elif isinstance(part, list | tuple):
+            for index, node in enumerate(part):
+                others = new if node is old else [_substitute(node, old, new)]
+                if [*others] != [node]:
+                    parts = [*part[:index], *others, *part[index + 1 :]]
+                    return root.with_changes(**{name: parts})
+    return root
 
 
 def _add_parameter(module: cst.Module, edit: AddParameter) -> cst.Module:
@@ -413,9 +418,7 @@ def _add_parameter(module: cst.Module, edit: AddParameter) -> cst.Module:
     new = old.with_changes(kwonly_params=keyword_only)
     if not isinstance(old.star_arg, cst.Param | cst.ParamStar):
         new = new.with_changes(star_arg=cst.ParamStar())
-    return _substitute_definition(
-        module, edit.where, [function.with_changes(params=new)]
-    )
+    return _substitute(module, function, [function.with_changes(params=new)])
 
 
 def _parameter(edit: AddParameter) -> cst.Param:
@@ -434,8 +437,8 @@ def _parenthesised(
     """Return `new` in parentheses if it would fall apart without them."""
     safe = new.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
     bare_tree, safe_tree = (
-        _syntax_tree(module, around.visit(_Substitute(old, [e])))  # type: ignore[arg-type]
-        for e in (new, safe)
+        _syntax_tree(module, _substitute(around, old, [expression]))
+        for expression in (new, safe)
     )
     return new if _matches(safe_tree, bare_tree) else safe
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker extension for vLLM that says what a worker's memory settles at.
+"""A worker extension for vLLM that says what a worker's memory is and was.
 
 It stands in a folder of its own, which ``PYTHONPATH`` brings into the workers
 without anything else of this repository.
@@ -7,6 +7,13 @@ without anything else of this repository.
 
 import gc
 import os
+
+import torch
+
+if torch.cuda.is_available():
+    import cuda_memory  # type: ignore[import-not-found]
+
+    cuda_memory.watch_loading()
 
 
 class SettledMemory:
@@ -26,3 +33,18 @@ class SettledMemory:
                 if line.startswith("RssAnon:"):
                     return [os.getpid(), int(line.split()[1]) * 1024]
         raise RuntimeError("the kernel does not say how much memory is anonymous")
+
+    def draft_device_memory(self) -> dict[str, float] | None:
+        """Return the levels of the GPU's memory while the draft loaded.
+
+        As ``LoadingWindow.figures`` does; None without a GPU or a draft.
+        """
+        if not torch.cuda.is_available() or not cuda_memory.WINDOWS:
+            return None
+        gc.collect()
+        figures: dict[str, float] = cuda_memory.WINDOWS[-1].figures()
+        return figures
+
+    def runner_name(self) -> str:
+        """Return which model runner this worker has, ``legacy`` or ``v2``."""
+        return "v2" if getattr(self, "use_v2_model_runner", False) else "legacy"

@@ -20,6 +20,7 @@ from vllm_lean_vocab.edits import (
     Replace,
 )
 from vllm_lean_vocab.names import check_names
+from vllm_lean_vocab.outline import restore, shorten
 from vllm_lean_vocab.rewrite import apply_edits, has_statement
 
 PATH = "vllm/some/file.py"
@@ -547,3 +548,80 @@ def test_names_that_a_change_uses() -> None:
         check_names(PATH, before, before.replace("(a, os)", f"({a}, os)"))
     after = "from m import h\n" + before.replace("(a, os)", "(h(a), os)")
     check_names(PATH, before, after)
+
+
+BODIES = '''\
+import os
+
+def one_line(): return 1
+
+if os.name:
+    async def late(
+        argument,
+    ):  # why
+        # before
+        @property
+        def inner():
+            return """
+left in: none of this
+"""
+        return inner  # after
+    # below
+
+class Outer:
+    def first(self):
+        "docstring"
+
+    class Inner:
+        def method(self):
+            return 1; return 2
+
+        def other(self):
+            pass
+'''
+
+
+@pytest.mark.parametrize(
+    ("wheres", "left_out"),
+    [
+        ([], ["late", "first", "method", "other"]),
+        (["late.inner"], ["first", "method", "other"]),
+        (["Outer.Inner.method"], ["late", "first", "other"]),
+        (["Outer.Inner"], ["late", "first"]),
+        (["Outer", "one_line"], ["late"]),
+        (["Out", "lat"], ["late", "first", "method", "other"]),
+        ([""], []),
+    ],
+)
+def test_functions_that_no_edit_looks_into(
+    wheres: list[str], left_out: list[str]
+) -> None:
+    outline, bodies = shorten(BODIES, wheres)
+    assert len(bodies) == len(left_out)
+    defined = {"late": "@property", "first": "docstring"}
+    defined |= {"method": "return 1;", "other": "pass"}
+    gone = [name for name, body in defined.items() if body not in outline]
+    assert gone == left_out
+    assert "# before" in outline and "# below" in outline
+    ast.parse(outline)
+    assert restore(outline, bodies) == BODIES
+
+
+@pytest.mark.parametrize("source", ["def f(:\n", "def f():\r\n    pass\r\n"])
+def test_what_cannot_be_shortened(source: str) -> None:
+    assert shorten(source, []) == (source, {})
+
+
+def test_an_edit_keeps_the_functions_around_it() -> None:
+    edit = Insert("Outer.Inner.other", "x = 1", before="pass")
+    text, _ = apply_edits(BODIES, In(PATH, edit, Remove("Outer.first")))
+    expected = BODIES.replace('    def first(self):\n        "docstring"\n', "")
+    inserted = "            x = 1\n            pass\n"
+    assert text == expected.replace("            pass\n", inserted)
+
+
+def test_one_of_two_classes_of_a_name_is_refused() -> None:
+    source = "class A:\n    pass\n\nclass A:\n    def f(self):\n        x = 1\n"
+    edit = Insert("A.f", "y = 2", after="x = 1")
+    with pytest.raises(Refused, match="A: expected one definition, found 2"):
+        apply_edits(source, In(PATH, edit))
