@@ -101,8 +101,9 @@ def about_load_peak(report: dict[str, Any]) -> str:
         _paragraph(
             "The same for other models, with a real engine for each: how far the peak "
             f"stands above the level before, in MiB (median of {report['repeats']}, "
-            "alternating), and what the draft's own tensors take, the least that is possible. Tokens, drafts and accepted drafts are the "
-            "output; `vllm-lean-vocab estimate` said the same of the tables beforehand."
+            "alternating), and what the draft's own tensors take, the least that is "
+            "possible. Tokens, drafts and accepted drafts are the output; "
+            "`vllm-lean-vocab estimate` said the same of the tables beforehand."
         ),
         _table(rows),
         f"![Loading peaks, stock and patched]({RESULTS / 'load_peak.png'})",
