@@ -9,7 +9,7 @@ RESULTS := benchmarks/results
 # A benchmark, with its figures and a plot of them.
 measure = $(BIN)/python -m benchmarks.$(1) --json $(RESULTS)/$(1).json --plot $(RESULTS)/$(1).png
 
-.PHONY: help venv demo test test-full lint prs bench clean
+.PHONY: help venv demo test test-full lint prs compat compat-serve bench clean
 
 help:
 	@echo "make venv       .venv with vLLM (CPU) and this package"
@@ -19,6 +19,8 @@ help:
 	@echo "make lint       ruff, ruff format and mypy"
 	@echo "make prs        every pull request as a branch, checked as vLLM would; into prs/"
 	@echo "make bench      measure the figures that README.md and the texts show, into $(RESULTS)"
+	@echo "make compat     what becomes of every pull request on releases of vLLM"
+	@echo "make compat-serve  the same, and served on 0.30 and 0.31; into $(RESULTS)"
 
 venv: $(VENV)/.complete
 
@@ -42,6 +44,13 @@ lint: venv
 
 prs: venv
 	$(BIN)/python -m benchmarks.pull_requests
+
+compat: venv
+	$(BIN)/python -m benchmarks.compat
+
+compat-serve: venv
+	$(BIN)/python -m benchmarks.compat --serve 0.30.0 0.31.0 \
+		--pip-args="$(PIP_ARGS)" --json $(RESULTS)/compat.json
 
 bench: venv
 	$(call measure,start_cost)

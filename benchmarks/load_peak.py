@@ -87,6 +87,7 @@ class Case:
         reaches_limit: Whether loading has to take what the draft owns and hardly
             more. A draft whose weights are rearranged once they are loaded, such as a
             mixture of experts, takes more.
+        pull_requests: Those that the patched engine is asked for by id, if not all.
     """
 
     description: str
@@ -96,6 +97,7 @@ class Case:
     write_stock: Callable[[Path], CountingModel] | None = None
     plugin: Path | None = None
     reaches_limit: bool = False
+    pull_requests: str | None = None
 
 
 def write_int8_rows(path: Path, keep_int8: bool = True) -> CountingModel:
@@ -183,14 +185,17 @@ class Measured:
         models: The checkpoint that stock serves, and the one that patched does.
         runs: The engines' results, stock and patched.
         less_bytes: By how many bytes the patched checkpoint is smaller.
-        estimated_mib: What ``vllm-lean-vocab estimate`` says of a rank's tables.
+        estimated_mib: What ``vllm-lean-vocab estimate`` says of a rank's tables; None
+            if it was not asked.
+        prompts: How many prompts each engine was sent.
     """
 
     case: Case
     models: Mapping[str, CountingModel]
     runs: Mapping[str, Sequence[EngineRun]]
     less_bytes: int
-    estimated_mib: float
+    estimated_mib: float | None
+    prompts: int = PROMPTS
 
     @property
     def ranks(self) -> int:
@@ -259,7 +264,7 @@ class Measured:
     def output_failures(self) -> list[str]:
         """Return every promise about tokens and counters that does not hold."""
         right = {
-            name: model.continuations(PROMPTS, MAX_TOKENS)
+            name: model.continuations(self.prompts, MAX_TOKENS)
             for name, model in self.models.items()
         }
         return output_failures(self.runs, right)
@@ -287,9 +292,10 @@ class Measured:
                 f"draft owns {self.draft_owns_mib:,.1f} MiB."
             )
         own = self.case.tables * self.table_mib
-        if abs(self.estimated_mib - own) > LOG_PRECISION:
+        estimated = own if self.estimated_mib is None else self.estimated_mib
+        if abs(estimated - own) > LOG_PRECISION:
             failures.append(
-                f"The estimate says that {self.estimated_mib:,.1f} MiB on a rank won't "
+                f"The estimate says that {estimated:,.1f} MiB on a rank won't "
                 f"be allocated; the tables take {own:,.1f} MiB."
             )
         # The draft uses the target's table as it is.
@@ -299,7 +305,8 @@ class Measured:
     def to_json(self) -> dict[str, Any]:
         """Return figures and verdict, ready for ``json.dump``.
 
-        The figures are of one rank, but for ``not_allocated_mib``.
+        The figures are of one rank, but for ``not_allocated_mib``. ``identical`` is
+        None where no prompts were sent.
         """
         figures = {
             name: {
@@ -317,11 +324,11 @@ class Measured:
             "ranks": self.ranks,
             "table_mib": round(self.table_mib, 2),
             "tables": self.case.tables,
-            "estimated_mib": round(self.estimated_mib, 2),
+            "estimated_mib": self.estimated_mib,
             "draft_owns_mib": round(self.draft_owns_mib, 2),
             **figures,
             "peak_lower_by_mib": round(self.peak_lower_by_mib, 2),
-            "identical": not self.output_failures(),
+            "identical": not self.output_failures() if self.prompts else None,
             "failures": self.failures(),
         }
 
@@ -348,7 +355,12 @@ def _first(run: EngineRun) -> WorkerLoading:
 
 
 def measure(
-    case: Case, repeats: int, logs: Path, tick: Callable[[str, int], None]
+    case: Case,
+    repeats: int,
+    logs: Path,
+    tick: Callable[[str, int], None],
+    python: Path | str = sys.executable,
+    prompts: int = PROMPTS,
 ) -> Measured:
     """Run the engines of one case, stock and patched in turn.
 
@@ -357,6 +369,8 @@ def measure(
         repeats: Engines of each kind.
         logs: Directory that their logs go to.
         tick: Called with what is done next and how many engines have ended.
+        python: The interpreter to run the engines with.
+        prompts: How many prompts each is sent; with 0 it loads, and is not used.
 
     Raises:
         EngineFailed: If an engine does not start or answer.
@@ -369,22 +383,27 @@ def measure(
         if case.plugin is not None:
             name, source = case.plugin.stem, case.plugin.read_text(encoding="utf-8")
             env = {"PYTHONPATH": write_plugin(Path(directory, "site"), name, source)}
-        runs: dict[str, list[EngineRun]] = {name: [] for name in SWITCHES}
+        switches: dict[str, Environment] = {
+            **SWITCHES,
+            "patched": {"VLLM_LEAN_VOCAB": case.pull_requests},
+        }
+        runs: dict[str, list[EngineRun]] = {name: [] for name in switches}
         for number in range(repeats):
-            for position, (name, switch) in enumerate(SWITCHES.items()):
+            for position, (name, switch) in enumerate(switches.items()):
                 tick(
                     f"{name}, {number + 1} of {repeats}",
-                    number * len(SWITCHES) + position,
+                    number * len(switches) + position,
                 )
                 run = run_engine(
                     models[name].path,
-                    prompts=models[name].prompts(PROMPTS),
+                    prompts=models[name].prompts(prompts),
                     max_tokens=MAX_TOKENS,
                     draft=models[name].draft,
                     log=logs / f"{number + 1}-{name}.log",
                     timeout=TIMEOUT,
                     env={**env, **switch},
                     **cuda.engine_arguments(),
+                    python=python,
                     **case.engine,
                 )
                 runs[name].append(run)
@@ -392,9 +411,12 @@ def measure(
             name: sum(file.stat().st_size for file in model.path.glob("*.safetensors"))
             for name, model in models.items()
         }
-        tick("estimate", repeats * len(SWITCHES))
-        estimated = _estimate(models["stock"], case.engine)
-    return Measured(case, models, runs, sizes["stock"] - sizes["patched"], estimated)
+        estimated = None
+        if python == sys.executable:
+            tick("estimate", repeats * len(SWITCHES))
+            estimated = _estimate(models["stock"], case.engine)
+    less = sizes["stock"] - sizes["patched"]
+    return Measured(case, models, runs, less, estimated, prompts)
 
 
 def _estimate(model: CountingModel, engine: Mapping[str, Any]) -> float:
@@ -483,8 +505,9 @@ def table(reports: Mapping[str, Mapping[str, Any]]) -> Table:
             stock["after_mib"]["median"],
             patched["after_mib"]["median"],
         )
-        same = "identical" if report["identical"] else "DIFFERENT"
-        result.add_row(name, *(f"{mib:,.1f}" for mib in figures), same)
+        outputs = {True: "identical", False: "DIFFERENT", None: "none"}
+        output = outputs[report["identical"]]
+        result.add_row(name, *(f"{mib:,.1f}" for mib in figures), output)
     return result
 
 

@@ -41,11 +41,18 @@ def python_files(package: str, version: str, cache: Path = CACHE) -> Path:
     return folder
 
 
+def last_error(stderr: str) -> str:
+    """Return the last error that pip printed: those before it list every version."""
+    lines = stderr.strip().splitlines()
+    errors = [line for line in lines if line.startswith("ERROR: ")]
+    return (errors or lines or ["it said nothing"])[-1].removeprefix("ERROR: ")
+
+
 def _download(requirement: str, folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"]
     command += ["--only-binary=:all:", "--dest", str(folder), requirement]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
-        raise NoRelease(f"pip can't download {requirement}: {done.stderr.strip()}")
+        raise NoRelease(f"pip can't download {requirement}: {last_error(done.stderr)}")
     [wheel] = folder.glob("*.whl")
     return wheel

@@ -308,7 +308,9 @@ def measure(
         )
         model = write_qwen3_5(Path(directory), vocab_size=vocab_size)
         for number in range(1, repeats + 1):
-            for name, switch in SWITCHES.items():
+            # Each is first as often as the other: a machine may get slower.
+            order = [*SWITCHES.items()][:: 1 if number % 2 else -1]
+            for name, switch in order:
 
                 def tick(what: str, of: str = f"{name}, {number} of {repeats}") -> None:
                     progress.update(task, description=f"{of}: {what}")
@@ -405,7 +407,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description="Compare vllm serve under load, stock and patched.",
     )
     for name, default, text in (
-        ("repeats", 3, "servers of each kind"),
+        ("repeats", 4, "servers of each kind"),
         ("prompts", 8, "prompts sent one at a time"),
         ("requests", 64, "prompts sent by all clients together"),
         ("clients", 8, "how many of these are under way at once"),

@@ -3,6 +3,7 @@
 
 import ast
 import builtins
+import re
 import symtable
 import textwrap
 from collections.abc import Iterable, Mapping
@@ -30,29 +31,37 @@ def check_names(path: str, before: str, after: str) -> None:
 
 
 def check_imports(
-    path: str, imports: Iterable[ast.stmt], texts: Mapping[str, str | None]
+    path: str, imports: Iterable[ast.AST], texts: Mapping[str, str | None]
 ) -> None:
     """Check that what a file imports is there, as far as the files are known.
 
-    A vLLM may have a new file of a pull request already, with other names in it.
+    A vLLM may have a new file of a pull request already, with other names in it, or
+    have moved what a new file needs.
 
     Args:
         path: The file, from the root of vLLM's repository.
-        imports: Imports, and any other statements, of a change to it.
-        texts: Text of files by path.
+        imports: Imports, and any other nodes, of a change to it.
+        texts: Text of files by path, None where there is no such file.
 
     Raises:
-        Refused: A name is missing in the file that it is imported from.
+        Refused: A module is missing, or a name in it.
 
     """
     for statement in imports:
         if not isinstance(statement, ast.ImportFrom):
             continue
         package = path.split("/")[: -statement.level] if statement.level else []
-        source = "/".join([*package, *(statement.module or "").split(".")]) + ".py"
-        if (text := texts.get(source)) is None:
+        stem = "/".join([*package, *(statement.module or "").split(".")])
+        places = [p for p in (f"{stem}.py", f"{stem}/__init__.py") if p in texts]
+        source = next((p for p in places if texts[p] is not None), None)
+        if source is None:
+            if len(places) == 2:
+                raise Refused(f"{places[0]}: not there, and {path} would import it")
             continue
-        defined = _defined_names(symtable.symtable(text, source, "exec"))
+        text = texts[source] or ""
+        if re.search(r"^from \S+ import \*", text, re.MULTILINE):
+            continue  # its names come from elsewhere
+        defined = defined_names(symtable.symtable(text, source, "exec"))
         missing = {alias.name for alias in statement.names} - defined
         if missing:
             names = ", ".join(sorted(missing))
@@ -89,10 +98,11 @@ def _undefined_names(source: str) -> set[str]:
             if symbol.is_referenced() and (symbol.is_global() or table is module)
         }
     known = {*dir(builtins), "__file__", "__name__"}
-    return used - _defined_names(module) - known
+    return used - defined_names(module) - known
 
 
-def _defined_names(module: symtable.SymbolTable) -> set[str]:
+def defined_names(module: symtable.SymbolTable) -> set[str]:
+    """Return the names that a module defines or imports at its top level."""
     return {
         symbol.get_name()
         for symbol in module.get_symbols()

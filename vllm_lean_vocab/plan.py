@@ -2,11 +2,15 @@
 """Decides which pull requests apply to a vLLM, and what its files become."""
 
 import ast
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from vllm_lean_vocab.edits import In, PullRequest, Refused, Variant
+
+# Not parsed: this is done at every start.
+IMPORT = re.compile(r"^\s*from (vllm[\w.]*) import ", re.MULTILINE)
 
 State = Literal["applies", "upstream", "conflict"]
 
@@ -64,17 +68,23 @@ def repository_file(path: str) -> Path:
 
 
 def source_paths(pull_requests: Sequence[PullRequest]) -> list[str]:
-    """Return the files of vLLM that decide what becomes of the pull requests."""
-    paths = {
-        named
-        for pull_request in pull_requests
-        for named in (
-            *pull_request.edited_paths,
-            *(has.path for has in pull_request.upstream_if),
-            *pull_request.new_files,
-        )
-    }
+    """Return the files of vLLM that decide what becomes of the pull requests.
+
+    Of a module that is imported these are both places where its file may be.
+    """
+    paths: set[str] = set()
+    for pull_request in pull_requests:
+        paths.update(pull_request.edited_paths, pull_request.new_files)
+        paths.update(has.path for has in pull_request.upstream_if)
+        for path in pull_request.new_files:
+            paths.update(_imported(repository_file(path).read_text(encoding="utf-8")))
     return sorted(paths)
+
+
+def _imported(text: str) -> Iterator[str]:
+    for module in IMPORT.findall(text):
+        stem = module.replace(".", "/")
+        yield from (f"{stem}.py", f"{stem}/__init__.py")
 
 
 def read_sources(
@@ -162,7 +172,7 @@ def _try(
     for each in edits:
         names.check_imports(each.path, names.inserted_statements(each), texts)
     for path in pull_request.new_files:
-        names.check_imports(path, ast.parse(changed[path]).body, texts)
+        names.check_imports(path, ast.walk(ast.parse(changed[path])), texts)
     there = [path for path, is_there in present.items() if is_there]
     if there:
         raise Refused(f"{there[0]}: the change is there already, elsewhere it isn't")

@@ -75,12 +75,13 @@ def apply_edits(source: str, edits: In) -> tuple[str, bool]:
     ]
     if all(present):
         return source, True
-    if any(present):
-        there = next(e for e, p in zip(edits.edits, present, strict=True) if p)
-        raise Refused(
-            f"{edits.path}: {there.where or 'top of the file'}: some of the change is "
-            f"there already: {_describe(there)}"
-        )
+    for edit, is_there in zip(edits.edits, present, strict=True):
+        # That a definition is missing says less: its removal is refused below.
+        if is_there and not isinstance(edit, Remove):
+            raise Refused(
+                f"{edits.path}: {edit.where or 'top of the file'}: some of the change "
+                f"is there already: {_one_line(_code_of(edit))}"
+            )
     for edit in edits.edits:
         try:
             module = _apply(module, edit)
@@ -460,12 +461,6 @@ def _insert_import(module: cst.Module, statement: Any) -> cst.Module:
     return module.with_changes(
         body=[*module.body[:last], statement, *module.body[last:]]
     )
-
-
-def _describe(edit: Edit) -> str:
-    if isinstance(edit, Remove):
-        return f"no {edit.where}"
-    return _one_line(_code_of(edit))
 
 
 def _code_of(edit: Insert | Replace | Enclose | AddParameter | AddArguments) -> str:

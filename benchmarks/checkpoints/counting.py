@@ -123,7 +123,7 @@ class CountingModel:
             ValueError: If the vocabulary is too small for prompts that far apart.
         """
         last = min(self.vocab_size, 20_000) - 200 - length
-        if n < 1 or last < n:
+        if n < 0 or last < n:
             raise ValueError(f"no room for {n} prompts in {self.vocab_size} tokens")
         starts = [last * (i + 1) // (n + 1) for i in range(n)]
         return [list(range(start, start + length)) for start in starts]

@@ -440,7 +440,7 @@ def test_remove_a_definition() -> None:
 def test_remove_what_is_not_there(where: str) -> None:
     insert = Insert("Outer.build", "note()", before="self.other = Table(...)")
     message = refusal(Remove(where), insert)
-    assert f"some of the change is there already: no {where}" in message
+    assert f"{where}: expected one definition, found 0" in message
 
 
 def test_remove_one_of_two() -> None:
