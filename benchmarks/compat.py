@@ -14,7 +14,6 @@ and every promise holds. 1: not so. 2: a release can't be had, or an engine fail
 import argparse
 import shlex
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -29,7 +28,7 @@ from benchmarks import load_peak, served_release
 from benchmarks.engine import EngineFailed
 from benchmarks.loading import NoLoadingWindow
 from benchmarks.machine import machine, versions
-from benchmarks.process import terminate_cleanly
+from benchmarks.process import exit_with
 from benchmarks.release_environment import interpreter
 from benchmarks.release_names import missing_names
 from benchmarks.releases import NoRelease, python_files
@@ -230,13 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all of it")
     options = parser.parse_args(arguments)
-    with terminate_cleanly():
-        try:
-            code = run(options)
-        except KeyboardInterrupt:
-            print("Interrupted; nothing was left running.", file=sys.stderr)
-            code = 130
-    sys.exit(code)
+    exit_with(lambda: run(options))
 
 
 if __name__ == "__main__":

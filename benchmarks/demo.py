@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import json
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from benchmarks.comparison import Comparison, Serving
 from benchmarks.loading import NoLoadingWindow, largest
 from benchmarks.memory import MIB
 from benchmarks.plot import draw
-from benchmarks.process import SWITCHES, Environment, terminate_cleanly
+from benchmarks.process import SWITCHES, Environment, exit_with
 from benchmarks.report import made_with
 from benchmarks.server import Server, ServerFailed, serving
 
@@ -38,13 +37,7 @@ console = Console()
 def main() -> None:
     """Run the demo as the command line says."""
     arguments = _arguments()
-    with terminate_cleanly():
-        try:
-            code = _demo(arguments)
-        except KeyboardInterrupt:
-            console.print("Interrupted; nothing was left running.")
-            code = 130
-    sys.exit(code)
+    exit_with(lambda: _demo(arguments))
 
 
 def _arguments() -> argparse.Namespace:

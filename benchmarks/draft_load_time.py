@@ -27,8 +27,6 @@ Exit code 0: every promise holds. 1: one does not, and is named. 2: an engine fa
 
 import argparse
 import json
-import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,19 +36,18 @@ from statistics import median
 from typing import Any
 
 from rich import box
-from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from safetensors import safe_open
 
+from benchmarks.cases import Tick, run_cases
 from benchmarks.checkpoints import CountingModel, write_qwen3_5
 from benchmarks.comparison import COUNTERS, log_failures, output_failures
 from benchmarks.engine import EngineFailed, EngineRun, run_engine
 from benchmarks.logs import not_allocated_mib
 from benchmarks.memory import MIB
 from benchmarks.plot import draw_load_times
-from benchmarks.process import SWITCHES, terminate_cleanly
-from benchmarks.report import made_with, spread, write_report
+from benchmarks.process import SWITCHES, exit_with
+from benchmarks.report import made_with, spread
 
 EXTENSION_CLASS = "draft_load.DraftLoad"
 CACHES = ("cold", "warm")
@@ -291,7 +288,7 @@ def measure(
     repeats: int,
     directory: Path | None,
     logs: Path,
-    tick: Callable[[str, int], None],
+    tick: Tick,
 ) -> Measured:
     """Run the engines of one case, stock and patched in turn, cold and warm.
 
@@ -329,46 +326,6 @@ def measure(
                     ended += 1
         sizes = {file.name: file.stat().st_size for file in files}
         return Measured(case, model, sizes, unwanted(files), runs, loads)
-
-
-def measure_all(
-    names: Sequence[str], options: argparse.Namespace, logs: Path, console: Console
-) -> tuple[dict[str, dict[str, Any]], bool]:
-    """Measure cases; one that fails does not keep the others from being measured.
-
-    Args:
-        names: Names of the cases.
-        options: The command line's ``repeats`` and ``directory``.
-        logs: Directory that the engines' logs go to.
-        console: Where progress and errors are shown.
-
-    Returns:
-        The report of each case that was measured, by name, and whether all were.
-    """
-    reports: dict[str, dict[str, Any]] = {}
-    engines = options.repeats * len(SWITCHES) * len(CACHES)
-    with Progress(console=console) as progress:
-        task = progress.add_task("", total=engines * len(names))
-        for position, name in enumerate(names):
-
-            def tick(
-                what: str, ended: int, name: str = name, before: int = position
-            ) -> None:
-                progress.update(
-                    task,
-                    description=f"{name}: {what}",
-                    completed=before * engines + ended,
-                )
-
-            try:
-                measured = measure(
-                    CASES[name], options.repeats, options.directory, logs / name, tick
-                )
-                reports[name] = measured.to_json()
-            except EngineFailed as error:
-                console.print(f"{name}: {error}", markup=False, soft_wrap=True)
-        progress.update(task, description="done", completed=engines * len(names))
-    return reports, len(reports) == len(names)
 
 
 def table(reports: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -415,32 +372,30 @@ def _shown(seconds: Mapping[str, float]) -> str:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, print, and write files if asked to; return the exit code."""
-    logs = Path(tempfile.mkdtemp(prefix="draft-load-time-logs-"))
-    errors, output = Console(stderr=True), Console()
-    reports, complete = measure_all(options.cases, options, logs, errors)
-    report = {
-        **made_with(),
-        "prompts": PROMPTS,
-        "max_tokens": MAX_TOKENS,
-        "repeats": options.repeats,
-        "caches": list(CACHES),
-        "cases": reports,
-    }
-    output.print(table(reports))
-    broken = [(name, text) for name in reports for text in reports[name]["failures"]]
-    for name, failure in broken:
-        output.print(f"[bold red]FAILED[/] {name}: {failure}", soft_wrap=True)
-    if options.json:
-        write_report(report, options.json)
-    if options.plot and reports:
-        options.plot.parent.mkdir(parents=True, exist_ok=True)
-        draw_load_times(report, options.plot)
-    if broken or not complete:
-        errors.print(f"The engines' logs are in {logs}", soft_wrap=True)
-        return 1 if complete else 2
-    shutil.rmtree(logs)
-    output.print("[bold green]OK[/] Every promise holds.")
-    return 0
+
+    def of_case(name: str, logs: Path, tick: Tick) -> dict[str, Any]:
+        case = CASES[name]
+        return measure(case, options.repeats, options.directory, logs, tick).to_json()
+
+    def complete(reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        return {
+            **made_with(),
+            "prompts": PROMPTS,
+            "max_tokens": MAX_TOKENS,
+            "repeats": options.repeats,
+            "caches": list(CACHES),
+            "cases": reports,
+        }
+
+    return run_cases(
+        options,
+        options.cases,
+        options.repeats * len(SWITCHES) * len(CACHES),
+        of_case,
+        table,
+        complete,
+        draw_load_times,
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -470,13 +425,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.repeats < 1:
         parser.error("--repeats has to be 1 or more")
-    with terminate_cleanly():
-        try:
-            code = run(options)
-        except KeyboardInterrupt:
-            print("Interrupted; nothing was left running.", file=sys.stderr)
-            code = 130
-    sys.exit(code)
+    exit_with(lambda: run(options))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ run on a GPU so far.
 
 import argparse
 import json
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -29,11 +28,10 @@ from statistics import median
 from typing import Any
 
 from rich import box
-from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks import cuda
+from benchmarks.cases import Tick, run_cases
 from benchmarks.checkpoints import (
     CountingModel,
     write_deepseek_v3,
@@ -55,15 +53,15 @@ from benchmarks.comparison import (
     log_failures,
     output_failures,
 )
-from benchmarks.engine import EngineFailed, EngineRun, run_engine
+from benchmarks.engine import EngineRun, run_engine
 from benchmarks.loading import NoLoadingWindow, WorkerLoading
 from benchmarks.logs import not_allocated_mib
 from benchmarks.memory import MIB
 from benchmarks.plot import draw_peaks
 from benchmarks.plugins import INT8_ROWS, quantize_table, write_plugin
-from benchmarks.process import SWITCHES, Environment, terminate_cleanly
-from benchmarks.report import made_with, spread, write_report
-from vllm_lean_vocab.estimate import CantEstimate, estimate
+from benchmarks.process import SWITCHES, Environment, exit_with
+from benchmarks.report import made_with, spread
+from vllm_lean_vocab.estimate import estimate
 
 PROMPTS = 4
 MAX_TOKENS = 48
@@ -358,7 +356,7 @@ def measure(
     case: Case,
     repeats: int,
     logs: Path,
-    tick: Callable[[str, int], None],
+    tick: Tick,
     python: Path | str = sys.executable,
     prompts: int = PROMPTS,
 ) -> Measured:
@@ -438,44 +436,6 @@ def _write(case: Case, directory: Path) -> dict[str, CountingModel]:
     return {"stock": case.write_stock(directory / "stock"), "patched": patched}
 
 
-def measure_all(
-    names: Sequence[str], repeats: int, logs: Path, console: Console
-) -> tuple[dict[str, dict[str, Any]], bool]:
-    """Measure cases; one that fails does not keep the others from being measured.
-
-    Args:
-        names: Names of the cases.
-        repeats: Engines of each kind.
-        logs: Directory that the engines' logs go to.
-        console: Where progress and errors are shown.
-
-    Returns:
-        The report of each case that was measured, by name, and whether all were.
-    """
-    reports: dict[str, dict[str, Any]] = {}
-    engines = repeats * len(SWITCHES)
-    with Progress(console=console) as progress:
-        task = progress.add_task("", total=engines * len(names))
-        for position, name in enumerate(names):
-
-            def tick(
-                what: str, ended: int, name: str = name, before: int = position
-            ) -> None:
-                progress.update(
-                    task,
-                    description=f"{name}: {what}",
-                    completed=before * engines + ended,
-                )
-
-            try:
-                measured = measure(CASES[name], repeats, logs / name, tick)
-                reports[name] = measured.to_json()
-            except (EngineFailed, NoLoadingWindow, CantEstimate) as error:
-                console.print(f"{name}: {error}", markup=False, soft_wrap=True)
-        progress.update(task, description="done", completed=engines * len(names))
-    return reports, len(reports) == len(names)
-
-
 def table(reports: Mapping[str, Mapping[str, Any]]) -> Table:
     """Return the figures as a table for people, medians in MiB."""
     result = Table(
@@ -526,34 +486,32 @@ def _earlier_cases(report: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, print, and write files if asked to; return the exit code."""
-    names = options.cases or (list(CASES) if options.all else DEFAULT_CASES)
-    logs = Path(tempfile.mkdtemp(prefix="load-peak-logs-"))
-    errors, output = Console(stderr=True), Console()
-    reports, complete = measure_all(names, options.repeats, logs, errors)
-    report = {
-        **made_with(),
-        "prompts": PROMPTS,
-        "max_tokens": MAX_TOKENS,
-        "repeats": options.repeats,
-        "cases": reports,
-    }
-    report["machine"] |= cuda.gpu()
-    output.print(table(reports))
-    broken = [(name, text) for name in reports for text in reports[name]["failures"]]
-    for name, failure in broken:
-        output.print(f"[bold red]FAILED[/] {name}: {failure}", soft_wrap=True)
-    if options.json:
-        report["cases"] = {**_earlier_cases(report, options.json), **reports}
-        write_report(report, options.json)
-    if options.plot and reports:
-        options.plot.parent.mkdir(parents=True, exist_ok=True)
-        draw_peaks(report, options.plot)
-    if broken or not complete:
-        errors.print(f"The engines' logs are in {logs}", soft_wrap=True)
-        return 1 if complete else 2
-    shutil.rmtree(logs)
-    output.print("[bold green]OK[/] Every promise holds.")
-    return 0
+
+    def of_case(name: str, logs: Path, tick: Tick) -> dict[str, Any]:
+        return measure(CASES[name], options.repeats, logs, tick).to_json()
+
+    def complete(reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        report = {
+            **made_with(),
+            "prompts": PROMPTS,
+            "max_tokens": MAX_TOKENS,
+            "repeats": options.repeats,
+            "cases": reports,
+        }
+        report["machine"] |= cuda.gpu()
+        if options.json:
+            report["cases"] = {**_earlier_cases(report, options.json), **reports}
+        return report
+
+    return run_cases(
+        options,
+        options.cases or (list(CASES) if options.all else DEFAULT_CASES),
+        options.repeats * len(SWITCHES),
+        of_case,
+        table,
+        complete,
+        draw_peaks,
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -582,13 +540,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.repeats < 1:
         parser.error("--repeats has to be 1 or more")
-    with terminate_cleanly():
-        try:
-            code = run(options)
-        except KeyboardInterrupt:
-            print("Interrupted; nothing was left running.", file=sys.stderr)
-            code = 130
-    sys.exit(code)
+    exit_with(lambda: run(options))
 
 
 if __name__ == "__main__":

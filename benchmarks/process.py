@@ -5,9 +5,11 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 
@@ -174,3 +176,17 @@ def terminate_cleanly() -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def exit_with(run: Callable[[], int]) -> NoReturn:
+    """End this process with the exit code that a command returns.
+
+    When the user interrupts it, its clean-up code runs, and the code is 130.
+    """
+    with terminate_cleanly():
+        try:
+            code = run()
+        except KeyboardInterrupt:
+            print("Interrupted; nothing was left running.", file=sys.stderr)
+            code = 130
+    sys.exit(code)

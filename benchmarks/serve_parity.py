@@ -22,7 +22,6 @@ Exit code 0: every promise holds. 1: one does not, and is named. 2: a server fai
 
 import argparse
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +40,7 @@ from benchmarks.comparison import COUNTERS, counter_failures, log_failures
 from benchmarks.logs import not_allocated_mib
 from benchmarks.memory import MIB
 from benchmarks.plot import draw_parity
-from benchmarks.process import SWITCHES, Environment, terminate_cleanly
+from benchmarks.process import SWITCHES, Environment, exit_with
 from benchmarks.report import made_with, spread, write_report
 from benchmarks.server import (
     Completion,
@@ -427,13 +426,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in ("repeats", "prompts", "requests", "clients", "max_tokens"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} has to be 1 or more")
-    with terminate_cleanly():
-        try:
-            code = run(options)
-        except KeyboardInterrupt:
-            print("Interrupted; nothing was left running.", file=sys.stderr)
-            code = 130
-    sys.exit(code)
+    exit_with(lambda: run(options))
 
 
 if __name__ == "__main__":

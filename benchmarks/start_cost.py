@@ -31,7 +31,7 @@ from rich.progress import track
 
 from benchmarks.checkpoints import write_qwen3_5
 from benchmarks.plot import draw_start_cost
-from benchmarks.process import SWITCHES, Environment, terminate_cleanly
+from benchmarks.process import SWITCHES, Environment, exit_with
 from benchmarks.report import made_with, spread, write_report
 from benchmarks.server import ServerFailed, serving
 
@@ -253,13 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if min(options.repeats, options.servers) < 1:
         parser.error("--repeats and --servers have to be 1 or more")
-    with terminate_cleanly():
-        try:
-            code = run(options)
-        except KeyboardInterrupt:
-            print("Interrupted; nothing was left running.", file=sys.stderr)
-            code = 130
-    sys.exit(code)
+    exit_with(lambda: run(options))
 
 
 if __name__ == "__main__":
