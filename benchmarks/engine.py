@@ -100,6 +100,7 @@ def run_engine(
     num_speculative_tokens: int = 1,
     method: str = "mtp",
     draft: Path | None = None,
+    lora: Path | None = None,
     python: Path | str = sys.executable,
     **engine_args: Any,
 ) -> EngineRun:
@@ -117,6 +118,8 @@ def run_engine(
         num_speculative_tokens: Tokens per draft; 0 is no speculative decoding.
         method: Kind of draft.
         draft: Directory of its checkpoint, where that is not the target's.
+        lora: Directory of an adapter that prompts are served with; it takes the
+            engine's ``enable_lora``.
         python: The interpreter to run the engine with.
         **engine_args: Further arguments of ``vllm.LLM``, such as
             ``tensor_parallel_size`` or ``enforce_eager``.
@@ -137,6 +140,7 @@ def run_engine(
         "prompts": [list(prompt) for prompt in prompts],
         "max_tokens": max_tokens,
         "engine_args": arguments,
+        "lora": str(lora) if lora else None,
     }
     changes = dict(env or {})
     if arguments.get("tensor_parallel_size", 1) > 1:

@@ -15,7 +15,8 @@ def serve(options: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         options: ``model`` (a path), ``prompts`` (lists of token ids),
-            ``max_tokens`` and ``engine_args`` (for ``vllm.LLM``).
+            ``max_tokens``, ``engine_args`` (for ``vllm.LLM``) and ``lora`` (a path or
+            None).
 
     Returns:
         ``token_ids`` and ``texts`` per prompt, the counters ``drafts``,
@@ -33,11 +34,18 @@ def serve(options: dict[str, Any]) -> dict[str, Any]:
     sampling = vllm.SamplingParams(
         temperature=0, max_tokens=options["max_tokens"], ignore_eos=True
     )
+    adapter = None
+    if options["lora"]:
+        from vllm.lora.request import LoRARequest
+
+        adapter = LoRARequest("adapter", 1, options["lora"])
     outputs = []
     for prompt in options["prompts"]:
         # Batched, the number of drafts depends on when requests arrive.
         request = {"prompt_token_ids": prompt}
-        outputs += llm.generate([request], sampling, use_tqdm=False)
+        outputs += llm.generate(
+            [request], sampling, use_tqdm=False, lora_request=adapter
+        )
     counters = {
         metric.name: metric.value
         for metric in llm.get_metrics()

@@ -7,5 +7,5 @@ The parts, in the order data flows through them:
 - `edits`: what an edit is; `rewrite` carries it out, `names` checks the outcome;
 - `plan`: which pull requests apply to a given vLLM, and what its files become;
 - `cache`, `importer`, `plugin`: serve the patched modules to a running vLLM;
-- `diff`, `cli`: show them.
+- `diff`, `cli`: show them; `doctor`: says what a vLLM process makes of them.
 """

@@ -18,6 +18,7 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from vllm_lean_vocab.plan import Plan, Status
 
@@ -86,6 +87,52 @@ def cached_plan(root: Path, key: str, make: Callable[[], Plan]) -> tuple[Plan, P
             except OSError as stuck:
                 raise Untrusted(f"{error}; and it stays there: {stuck}") from error
     raise Untrusted(f"{folder}: can't be made anew: {problem}") from problem
+
+
+class State(NamedTuple):
+    """What is known of a cache folder.
+
+    Attributes:
+        exists: Whether it is there.
+        problem: Why it is not used; empty if it is.
+        writable: Whether this user may write to it, or make it.
+        entries: How many plans it holds.
+        mib: MiB of all files in it.
+
+    """
+
+    exists: bool
+    problem: str
+    writable: bool
+    entries: int
+    mib: float
+
+
+def inspect(root: Path) -> State:
+    """Look at a cache folder, and change nothing.
+
+    Args:
+        root: The folder.
+
+    """
+    there = next(path for path in (root, *root.parents) if os.path.lexists(path))
+    writable = os.access(there, os.W_OK | os.X_OK)
+    problem = "" if writable else f"{there}: can't be written by uid {os.geteuid()}"
+    exists = there == root
+    if exists:
+        try:
+            _check_owner(os.lstat(root), root, stat.S_ISDIR)
+        except Untrusted as error:
+            problem = str(error)
+    elif not there.is_dir():
+        problem = f"{there}: not a plain file or folder"
+    sizes = []
+    for folder, _, names in os.walk(root):
+        for name in names:
+            with contextlib.suppress(OSError):  # e.g. gone meanwhile
+                sizes.append(os.lstat(os.path.join(folder, name)).st_size)
+    entries = len(list(root.glob(f"[!.]*/{MANIFEST}")))
+    return State(exists, problem, writable, entries, sum(sizes) / 2**20)
 
 
 def _make_private(root: Path) -> None:

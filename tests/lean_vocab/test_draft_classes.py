@@ -6,11 +6,7 @@ that can be done on a CPU.
 """
 
 import json
-import os
 import re
-import subprocess
-import sys
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,6 +28,7 @@ from .draft_classes import (
     Tables,
 )
 from .draft_configs import DRAFTS, TABLE_BYTES, Config, Tensors
+from .processes import run_script
 
 LOAD = Path(__file__).with_name("load_draft_classes.py")
 REMEDY = """\
@@ -153,24 +150,6 @@ def job_of(case: Case, root: Path) -> dict[str, Any]:
     }
 
 
-def load_all(switch: str, jobs: Path) -> dict[Case, dict[str, Any]]:
-    """Load all drafts in one process; return its reports."""
-    env = {
-        **os.environ,
-        "VLLM_LEAN_VOCAB": switch,
-        "VLLM_CACHE_ROOT": str(jobs.parent / f"cache-{switch}"),
-        "VLLM_DIST_IDENT": uuid.uuid4().hex,
-        "HF_HUB_OFFLINE": "1",
-    }
-    command = [sys.executable, "-P", str(LOAD), str(jobs)]
-    process = subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=900
-    )
-    assert process.returncode == 0, process.stderr[-3000:]
-    reports = json.loads(process.stdout.splitlines()[-1])
-    return dict(zip(CASES, reports, strict=True))
-
-
 Reports = dict[Case, dict[str, Any]]
 
 
@@ -178,10 +157,13 @@ Reports = dict[Case, dict[str, Any]]
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Reports, Reports]:
     """What became of each draft, stock and patched."""
     root = tmp_path_factory.mktemp("drafts")
-    jobs = root / "jobs.json"
-    jobs.write_text(json.dumps([job_of(case, root) for case in CASES]))
+    jobs = [job_of(case, root) for case in CASES]
+
+    def load_all(switch: str) -> Reports:
+        return dict(zip(CASES, run_script(LOAD, jobs, switch, root), strict=True))
+
     with ThreadPoolExecutor() as pool:
-        stock, patched = pool.map(lambda s: load_all(s, jobs), ("0", "draft_vocab"))
+        stock, patched = pool.map(load_all, ("0", "draft_vocab"))
     return stock, patched
 
 

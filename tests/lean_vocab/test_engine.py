@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from benchmarks.checkpoints import (
     CountingModel,
@@ -311,6 +313,61 @@ def test_quantized_table(tmp_path: Path, run: Any, options: dict[str, Any]) -> N
     table = mib / 2 + int8.vocab_size * 2 / 2**20 / ranks
     log = patched.log.read_text()
     assert log.count(f"embed_tokens {table:.1f} MiB, lm_head {mib:.1f} MiB") == ranks
+
+
+@pytest.mark.full
+def test_dummy_weights(tmp_path: Path, run: Any) -> None:
+    """They don't count, but are the same in every run."""
+    model = write_qwen3_5(tmp_path / "model", vocab_size=32_768)
+    stock, patched = pair(run, model, one_process=True, load_format="dummy")
+    assert patched.token_ids == stock.token_ids
+    assert (patched.drafts, patched.accepted_tokens) == (
+        stock.drafts,
+        stock.accepted_tokens,
+    )
+
+
+def write_adapter(path: Path, model: CountingModel) -> Path:
+    """Write a LoRA adapter that changes what the target's attention gives."""
+    name = r"model\.layers\.\d+\.self_attn\.o_proj"
+    generator = torch.Generator().manual_seed(0)
+    tensors = {}
+    for key, weight in load_file(model.path / "model.safetensors").items():
+        if re.fullmatch(rf"{name}\.weight", key):
+            rows, columns = weight.shape
+            for part, shape in {"A": (8, columns), "B": (rows, 8)}.items():
+                factor = torch.randn(shape, generator=generator)
+                module = key.removesuffix(".weight")
+                tensors[f"base_model.model.{module}.lora_{part}.weight"] = factor
+    path.mkdir()
+    config = {"peft_type": "LORA", "r": 8, "lora_alpha": 64}
+    config["target_modules"] = ["o_proj"]
+    (path / "adapter_config.json").write_text(json.dumps(config))
+    save_file(tensors, path / "adapter_model.safetensors")
+    return path
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("write", "speculation"), [(write_qwen3_5, {}), (write_eagle, EAGLE)]
+)
+def test_lora(
+    tmp_path: Path, run: Any, write: Any, speculation: dict[str, Any]
+) -> None:
+    """An adapter of the target: vLLM wraps modules of it before the draft loads.
+
+    On a CPU it has no such wrapper for mixtures of experts.
+    """
+    model = write(tmp_path / "model", vocab_size=32_768, hidden_size=256)
+    lora = write_adapter(tmp_path / "lora", model)
+    options: dict[str, Any] = {"enable_lora": True, "max_lora_rank": 8}
+    options |= {"one_process": True, "draft": model.draft, **speculation}
+    check_same(model, *pair(run, model, **options))
+    stock, patched = pair(run, model, lora=lora, **options)
+    # It does something, and the same.
+    assert stock.token_ids != model.continuations(NUM_PROMPTS, MAX_TOKENS)
+    assert patched.token_ids == stock.token_ids
+    assert patched.accepted_tokens == stock.accepted_tokens
 
 
 def test_tensor_parallel(tmp_path: Path, run: Any) -> None:

@@ -27,8 +27,9 @@ MTP = f"{MODELS}.qwen3_5_mtp"
 DEFERRED_VOCAB = f"{MODELS}.deferred_vocab"
 PROPOSER = "vllm.v1.spec_decode.llm_base_proposer"
 V2_LOADER = "vllm.v1.worker.gpu.spec_decode.eagle.utils"
+WORKER = "vllm.v1.worker.worker_base"
 
-BASE = {DEFERRED_VOCAB, PROPOSER, V2_LOADER}
+BASE = {DEFERRED_VOCAB, PROPOSER, V2_LOADER, WORKER}
 EVERYTHING = served_modules()
 # Of the pull request that builds on none.
 ON_ITS_OWN = served_modules("qwen3_5_embed_quant")

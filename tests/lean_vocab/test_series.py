@@ -31,6 +31,7 @@ GLM5NEXT_MTP = "vllm/models/glm5next/common/mtp.py"
 DEFERRED_VOCAB = "vllm/model_executor/models/deferred_vocab.py"
 PROPOSER = "vllm/v1/spec_decode/llm_base_proposer.py"
 V2_LOADER = "vllm/v1/worker/gpu/spec_decode/eagle/utils.py"
+WORKER = "vllm/v1/worker/worker_base.py"
 
 NONE = Variant("", [])
 
@@ -212,7 +213,7 @@ def test_the_rest_applies_where_the_first_is_upstream(
 def test_only_deferred_vocab(installed: Sources) -> None:
     only = make_plan(installed, selected("deferred_vocab"))
     assert only.ids("applies") == ["deferred_vocab"]
-    assert set(only.files) == {DEFERRED_VOCAB, PROPOSER, V2_LOADER}
+    assert set(only.files) == {DEFERRED_VOCAB, PROPOSER, V2_LOADER, WORKER}
     others = [p for p in SERIES if p.id != "draft_vocab"]  # it edits the same files
     files = make_plan(installed, others).files
     assert all(files[path] == text for path, text in only.files.items())

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Placeholders for a draft's vocabulary modules, and the check that none is left."""
+"""Placeholders for a draft's vocabulary modules, and checks that none is left.
+
+A worker's base may be imported before plugins are: there a function's body is edited,
+imports included.
+"""
 
 from vllm_lean_vocab.edits import Edit, In, Insert, PullRequest, Replace
 
@@ -50,6 +54,16 @@ PULL_REQUEST = PullRequest(
                 "load_eagle_model",
                 "check_attached(eagle_model, deferred)",
                 before="return eagle_model",
+            ),
+        ),
+        In(
+            "vllm/v1/worker/worker_base.py",
+            # Where every executor comes by, whatever worker a platform brings.
+            Insert(
+                "WorkerWrapperBase.initialize_from_config",
+                "from vllm.model_executor.models.deferred_vocab import check_none_left"
+                "\ncheck_none_left()",
+                before="kv_cache_config = kv_cache_configs[self.global_rank]",
             ),
         ),
     ],

@@ -7,6 +7,7 @@ import inspect
 import logging
 import pickle
 from types import SimpleNamespace
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -44,6 +45,7 @@ from vllm.model_executor.models.utils import AutoWeightsLoader
 from vllm.model_inspection import format_model_inspection
 from vllm.v1.spec_decode import llm_base_proposer
 from vllm.v1.worker.gpu.spec_decode.eagle import utils as eagle_utils
+from vllm.v1.worker.worker_base import WorkerWrapperBase
 
 HIDDEN = 32
 # In float32 these are tables of 0.5 and 1 MiB.
@@ -295,6 +297,69 @@ def test_tables_are_deferred_without_pipeline_parallelism_only():
         assert maybe_defer(real, one_stage) is placeholder
         assert maybe_defer(real, two_stages) is real
     assert defers_vocab(one_stage) and not defers_vocab(two_stages)
+
+
+@pytest.mark.parametrize("named_for", ["target", "draft"])
+@pytest.mark.parametrize(
+    ("load_format", "defers"),
+    [
+        ("auto", True),
+        ("dummy", True),
+        # They look up each tensor of a checkpoint in the draft's state.
+        ("sharded_state", False),
+        ("runai_streamer_sharded", False),
+        ("tensorizer", False),
+    ],
+)
+def test_loader_that_wants_every_tensor_gets_tables(named_for, load_format, defers):
+    config = VllmConfig()
+    named = LoadConfig(load_format=load_format)
+    if named_for == "target":
+        config.load_config = named
+    else:
+        config.speculative_config = SimpleNamespace(draft_load_config=named)
+
+    with set_current_vllm_config(config):
+        assert defers_vocab(SimpleNamespace(world_size=1)) is defers
+
+
+def test_worker_does_not_start_with_a_placeholder_left(monkeypatch):
+    """Whoever loads the draft: the worker and its proposer may be a platform's own."""
+    started = []
+    worker = SimpleNamespace(initialize_from_config=started.append)
+    wrapper = WorkerWrapperBase(rpc_rank=0)
+    wrapper.worker, wrapper.vllm_config = worker, VllmConfig()
+    monkeypatch.setattr(deferred_vocab, "_placeholders", WeakSet())
+    draft, target = Draft(), Target()
+    draft.model.embed_tokens = target.model.embed_tokens
+
+    with pytest.raises(RuntimeError) as error:
+        wrapper.initialize_from_config(["cache"])
+
+    message = str(error.value)
+    assert "lm_head (DeferredLMHead)" in message and "embed_tokens" not in message
+    assert deferred_vocab.REMEDY in message and not started
+    del error
+    draft.lm_head = target.lm_head
+    wrapper.initialize_from_config(["cache"])
+    assert started == ["cache"]
+
+
+def test_worker_starts_whoever_holds_on_to_a_replaced_placeholder(monkeypatch):
+    started = []
+    wrapper = WorkerWrapperBase(rpc_rank=0)
+    wrapper.worker = SimpleNamespace(initialize_from_config=started.append)
+    wrapper.vllm_config = VllmConfig()
+    monkeypatch.setattr(deferred_vocab, "_placeholders", WeakSet())
+    draft, target = Draft(), Target()
+    held = draft.lm_head
+    draft.model.embed_tokens = target.model.embed_tokens
+    draft.lm_head = target.lm_head
+
+    check_attached(draft, ["model.embed_tokens", "lm_head"])
+    wrapper.initialize_from_config(["cache"])
+
+    assert started == ["cache"] and isinstance(held, DeferredLMHead)
 
 
 def test_placeholders_are_found_under_every_name():

@@ -7,13 +7,16 @@ tables of its own. It builds a placeholder in their stead, and the proposer puts
 target's module in its place once the draft has loaded.
 """
 
+import gc
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
 
+from vllm.config import get_current_vllm_config_or_none
 from vllm.logger import init_logger
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
@@ -25,6 +28,8 @@ logger = init_logger(__name__)
 REMEDY = (
     "It takes a target that has this module, and a proposer that attaches the target's."
 )
+# Loaders that look up each tensor of a checkpoint in the draft's state.
+_LOADED_AS_SAVED = {"runai_streamer_sharded", "sharded_state", "tensorizer"}
 
 
 class UnattachedMethod:
@@ -60,10 +65,12 @@ class DeferredVocabModule(nn.Module):
 
     def __init__(self, *args: Any, prefix: str = "", **kwargs: Any) -> None:
         super().__init__()
+        self.label = f"{prefix or self.name} ({type(self).__name__})"
         self.message = (
-            f"{prefix or self.name} ({type(self).__name__}) was used "
-            f"before the target's module was attached in its place. {REMEDY}"
+            f"{self.label} was used before the target's module was attached in its "
+            f"place. {REMEDY}"
         )
+        _placeholders.add(self)
         self.quant_method = UnattachedMethod(self.message)
 
     def __getattr__(self, name: str) -> Any:
@@ -79,6 +86,10 @@ class DeferredVocabModule(nn.Module):
         for _ in weights:
             pass
         return set()
+
+
+# Of this process. One that was replaced is freed with the draft's reference to it.
+_placeholders: WeakSet[DeferredVocabModule] = WeakSet()
 
 
 class DeferredVocabEmbedding(DeferredVocabModule):
@@ -109,7 +120,16 @@ def defers_vocab(pp_group: "GroupCoordinator") -> bool:
 
     """
     # With more stages the proposer leaves the draft's embedding alone.
-    return pp_group.world_size == 1
+    return pp_group.world_size == 1 and not _is_loaded_as_saved()
+
+
+def _is_loaded_as_saved() -> bool:
+    vllm_config = get_current_vllm_config_or_none()
+    if vllm_config is None:
+        return False
+    draft = vllm_config.speculative_config
+    load_config = draft and draft.draft_load_config or vllm_config.load_config
+    return load_config.load_format in _LOADED_AS_SAVED
 
 
 def draft_embedding(
@@ -211,6 +231,8 @@ def check_attached(model: nn.Module, deferred: Sequence[str]) -> None:
             f"{draft}: {', '.join(left)} was left unallocated for the target's module "
             f"to be attached in its place, and none was attached. {REMEDY}"
         )
+    # Whoever holds on to one that was replaced has no use for it.
+    _placeholders.clear()
     saved = {
         name: sum(p.nbytes for p in module.parameters()) / 2**20
         for name, module in attached.items()
@@ -222,6 +244,26 @@ def check_attached(model: nn.Module, deferred: Sequence[str]) -> None:
             draft,
             sum(saved.values()),
             ", ".join(f"{name} {mib:.1f} MiB" for name, mib in saved.items()),
+        )
+
+
+def check_none_left() -> None:
+    """Check that no draft in this process has a placeholder left.
+
+    For workers, once all is loaded: a platform's own proposer need not call
+    `check_attached`.
+
+    Raises:
+        RuntimeError: A placeholder is left: a draft could not serve.
+
+    """
+    if not _placeholders:
+        return
+    gc.collect()
+    if left := sorted(placeholder.label for placeholder in _placeholders):
+        raise RuntimeError(
+            f"{', '.join(left)}: left unallocated for the target's module to be "
+            f"attached in its place, and none was attached. {REMEDY}"
         )
 
 

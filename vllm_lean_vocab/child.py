@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks a process of its own, which imports vLLM and loads its plugins, for something.
+
+The process is `python -m MODULE ANSWER`: it reads a question as JSON from standard
+input, and writes a JSON object to the file `ANSWER`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+TIMEOUT = 600.0
+
+
+class NoAnswer(Exception):
+    """The process ended without an answer, or took too long; says what it printed."""
+
+
+class Child:
+    """A process that answers a question.
+
+    Args:
+        module: What it runs.
+        question: For it, as JSON can hold it.
+        directory: Where its files go; made.
+        environment: Changes to this process's.
+
+    """
+
+    def __init__(
+        self,
+        module: str,
+        question: Any,
+        directory: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        directory.mkdir()
+        self.file, self.log = directory / "answer", directory / "log"
+        asked = directory / "question"
+        asked.write_text(json.dumps(question), encoding="utf-8")
+        # Each says for itself what is off, and nothing is downloaded.
+        inherited = {k: v for k, v in os.environ.items() if k != "LEAN_VOCAB_WARNED"}
+        with asked.open("rb") as source, self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, str(self.file)],
+                stdin=source,
+                stdout=log,
+                stderr=log,
+                env={**inherited, "HF_HUB_OFFLINE": "1", **(environment or {})},
+            )
+
+    def answer(self) -> dict[str, Any]:
+        """Return what it answers.
+
+        Raises:
+            NoAnswer: It doesn't.
+
+        """
+        try:
+            self.process.wait(TIMEOUT)
+        except subprocess.TimeoutExpired:
+            raise NoAnswer(f"no answer within {TIMEOUT:.0f} s") from None
+        if not self.file.exists():
+            end = self.log.read_text(encoding="utf-8", errors="replace")[-3000:]
+            raise NoAnswer(f"it ended:\n{end}")
+        found: dict[str, Any] = json.loads(self.file.read_text(encoding="utf-8"))
+        return found
+
+    def end(self) -> None:
+        """Leave nothing running."""
+        self.process.kill()
+        self.process.wait()
