@@ -7,6 +7,7 @@ import inspect
 import logging
 import pickle
 from types import SimpleNamespace
+from typing import Any
 from weakref import WeakSet
 
 import pytest
@@ -325,9 +326,9 @@ def test_loader_that_wants_every_tensor_gets_tables(named_for, load_format, defe
 
 def test_worker_does_not_start_with_a_placeholder_left(monkeypatch):
     """Whoever loads the draft: the worker and its proposer may be a platform's own."""
-    started = []
+    started: list[Any] = []
     worker = SimpleNamespace(initialize_from_config=started.append)
-    wrapper = WorkerWrapperBase(rpc_rank=0)
+    wrapper: Any = WorkerWrapperBase(rpc_rank=0)
     wrapper.worker, wrapper.vllm_config = worker, VllmConfig()
     monkeypatch.setattr(deferred_vocab, "_placeholders", WeakSet())
     draft, target = Draft(), Target()
@@ -346,8 +347,8 @@ def test_worker_does_not_start_with_a_placeholder_left(monkeypatch):
 
 
 def test_worker_starts_whoever_holds_on_to_a_replaced_placeholder(monkeypatch):
-    started = []
-    wrapper = WorkerWrapperBase(rpc_rank=0)
+    started: list[Any] = []
+    wrapper: Any = WorkerWrapperBase(rpc_rank=0)
     wrapper.worker = SimpleNamespace(initialize_from_config=started.append)
     wrapper.vllm_config = VllmConfig()
     monkeypatch.setattr(deferred_vocab, "_placeholders", WeakSet())
