@@ -185,8 +185,8 @@ def about_start_cost(report: dict[str, Any]) -> str:
         report[f"{name}_ms"] for name in ("warm", "cold", "cold_together")
     )
     text = (
-        f"The plugin adds {warm['median']:.0f} ms ({warm['min']:.0f} to "
-        f"{warm['max']:.0f}) to the start of a process, and "
+        f"The plugin adds {warm['median']:.1f} ms ({warm['min']:.1f} to "
+        f"{warm['max']:.1f}) to the start of a process, and "
         f"{cold['median'] / 1000:.1f} s ({cold['min'] / 1000:.1f} to "
         f"{cold['max'] / 1000:.1f}) to the first one after vLLM or this package "
         f"changed; to each of {len(together['samples'])} that start at once then, "

@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -27,6 +28,10 @@ ATTEMPTS = 4
 # In seconds.
 PATIENCE = 5.0
 STALE = 3600.0
+# An entry, or one that is being written or removed. The folder may be one that holds
+# other things as well, and nothing else is ever touched.
+OURS = re.compile(r"[0-9a-f]{32}|\.[0-9a-f]{32}\.\d+\.[0-9a-f]{8}")
+OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Untrusted(Exception):
@@ -83,7 +88,7 @@ def cached_plan(root: Path, key: str, make: Callable[[], Plan]) -> tuple[Plan, P
         except Exception as error:  # whatever is wrong with it, it is made anew
             problem = error
             try:
-                _discard(folder)
+                _discard(os.fspath(folder))
             except OSError as stuck:
                 raise Untrusted(f"{error}; and it stays there: {stuck}") from error
     raise Untrusted(f"{folder}: can't be made anew: {problem}") from problem
@@ -143,10 +148,17 @@ def _make_private(root: Path) -> None:
     """
     status = os.lstat(root)
     ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-    if ours and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        os.chmod(root, 0o700)
-        for entry in root.iterdir():
-            _discard(entry)
+    if ours and status.st_mode & OTHERS_MAY_WRITE:
+        # By descriptor: by now the name may stand for another folder of this user.
+        descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            if not os.path.samestat(status, os.fstat(descriptor)):
+                raise Untrusted(f"{root}: was exchanged meanwhile")
+            os.fchmod(descriptor, 0o700)
+            for name in filter(OURS.fullmatch, os.listdir(descriptor)):
+                _discard(name, descriptor)
+        finally:
+            os.close(descriptor)
     _check_owner(os.lstat(root), root, stat.S_ISDIR)
 
 
@@ -175,6 +187,8 @@ def _alone(root: Path) -> Iterator[None]:
 def _read(folder: Path) -> Plan:
     _check_owner(os.lstat(folder), folder, stat.S_ISDIR)
     manifest = json.loads(_read_file(folder / MANIFEST))
+    if manifest["key"] != folder.name:
+        raise Untrusted(f"{folder}: made for {manifest['key']}")
     files: dict[str, str] = {}
     for path, digest in manifest["files"].items():
         content = _read_file(folder / path)
@@ -192,7 +206,8 @@ def _read_file(path: Path) -> bytes:
 
 
 def _open_without_links(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW)
+    # Non-blocking: a named pipe would be waited for, before it can be looked at.
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _check_owner(
@@ -202,22 +217,24 @@ def _check_owner(
         raise Untrusted(f"{path}: not a plain file or folder")
     if status.st_uid != os.geteuid():
         raise Untrusted(f"{path}: belongs to another user (uid {status.st_uid})")
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_mode & OTHERS_MAY_WRITE:
         raise Untrusted(f"{path}: others may write to it (chmod go-w)")
 
 
 def _write(root: Path, folder: Path, plan: Plan) -> None:
     for left in root.glob(".*"):  # by a process that was killed
+        if not OURS.fullmatch(left.name):
+            continue
         with contextlib.suppress(OSError):  # or by one that is about to remove it
             if left.lstat().st_mtime < time.time() - STALE:
                 shutil.rmtree(left, ignore_errors=True)
-    aside = root / f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}"
+    aside = root / _aside(folder.name)
     aside.mkdir(mode=0o700)
     try:
         for path, text in plan.files.items():
             _write_file(aside, path, text.encode("utf-8"))
         # Last: a folder without it is not an entry.
-        _write_file(aside, MANIFEST, _manifest_of(plan))
+        _write_file(aside, MANIFEST, _manifest_of(folder.name, plan))
         try:
             aside.rename(folder)
         except OSError:
@@ -236,22 +253,35 @@ def _write_file(folder: Path, path: str, content: bytes) -> None:
         file.write(content)
 
 
-def _manifest_of(plan: Plan) -> bytes:
+def _manifest_of(key: str, plan: Plan) -> bytes:
     files: Mapping[str, str] = {
         path: hashlib.sha256(text.encode("utf-8")).hexdigest()
         for path, text in plan.files.items()
     }
     statuses = [list(status) for status in plan.statuses]
-    return json.dumps({"statuses": statuses, "files": files}, indent=1).encode()
+    content = {"key": key, "statuses": statuses, "files": files}
+    return json.dumps(content, indent=1).encode()
 
 
-def _discard(folder: Path) -> None:
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}")
+def _aside(name: str) -> str:
+    return f".{name.lstrip('.')[:32]}.{os.getpid()}.{secrets.token_hex(4)}"
+
+
+def _discard(name: str, folder: int | None = None) -> None:
+    """Move an entry away in one step, then remove it.
+
+    Args:
+        name: Its path, relative to the folder if that is given.
+        folder: Descriptor of the folder that it is in.
+
+    """
+    head, tail = os.path.split(name)
+    aside = os.path.join(head, _aside(tail))
     try:
-        folder.rename(aside)
+        os.rename(name, aside, src_dir_fd=folder, dst_dir_fd=folder)
     except FileNotFoundError:  # another process was first
         return
-    if aside.is_symlink() or not aside.is_dir():
-        aside.unlink()
-    else:
-        shutil.rmtree(aside, ignore_errors=True)
+    try:
+        os.unlink(aside, dir_fd=folder)
+    except (IsADirectoryError, PermissionError):
+        shutil.rmtree(aside, ignore_errors=True, dir_fd=folder)

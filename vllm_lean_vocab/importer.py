@@ -10,10 +10,10 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import reduce
 from importlib.abc import MetaPathFinder, SourceLoader
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -59,6 +59,8 @@ class PatchedFinder(MetaPathFinder):
         folder: Where the patched files lie.
         files: Text of each, by path, e.g. `vllm/model_executor/models/utils.py`.
         after_import: Called with each patched module once it has been imported.
+        if_bypassed: Called once with a message, and with whether nothing is patched
+            any more, if another finder took a module that is to be patched.
 
     """
 
@@ -67,11 +69,17 @@ class PatchedFinder(MetaPathFinder):
         folder: Path,
         files: Mapping[str, str],
         after_import: Callable[[ModuleType], None] | None = None,
+        if_bypassed: Callable[[str, bool], None] | None = None,
     ) -> None:
         self.loaders = {
             module_name(path): PatchedLoader(folder / path, source, after_import)
             for path, source in files.items()
         }
+        self.if_bypassed = if_bypassed
+        self.withdrawn = False
+        # Set by `install`: what was imported by then, and what undoes the swaps.
+        self.earlier: Collection[str] = ()
+        self.stock: list[Swap] = []
 
     def find_spec(
         self, fullname: str, path: Any = None, target: Any = None
@@ -79,9 +87,42 @@ class PatchedFinder(MetaPathFinder):
         loader = self.loaders.get(fullname)
         if loader is None:
             return None
+        if self in sys.meta_path:
+            self._stay_whole()
+        # A module that is new to vLLM may still be needed by a function that runs.
+        if self.withdrawn and PathFinder.find_spec(fullname, path) is not None:
+            return None
         return importlib.util.spec_from_file_location(
             fullname, loader.path, loader=loader
         )
+
+    def undo_swaps(self) -> None:
+        """Give functions of modules that were imported earlier their own code again."""
+        while self.stock:
+            function, code = self.stock.pop()
+            function.__code__ = code
+
+    def _stay_whole(self) -> None:
+        """Come first again; withdraw if another finder has taken a module meanwhile.
+
+        Import hooks (type checkers' for one) are put before all finders. One that was
+        installed later than this may take some of the modules and leave others.
+        """
+        if sys.meta_path[0] is not self:
+            sys.meta_path.remove(self)
+            sys.meta_path.insert(0, self)
+        later = [
+            (name, getattr(module, "__file__", None) == loader.path)
+            for name, loader in self.loaders.items()
+            if name not in self.earlier and (module := sys.modules.get(name))
+        ]
+        taken = [name for name, patched in later if not patched]
+        if taken and self.if_bypassed is not None:
+            if len(taken) == len(later):
+                self.withdrawn = True
+                self.undo_swaps()
+            tell, self.if_bypassed = self.if_bypassed, None
+            tell(f"another import hook took {', '.join(taken)}", self.withdrawn)
 
 
 def module_name(path: str) -> str:
@@ -190,8 +231,14 @@ def install(finder: PatchedFinder, swaps: Iterable[Swap] = ()) -> None:
         swaps: For those that were imported already.
 
     """
-    for function, code in swaps:
-        function.__code__ = code
+    try:
+        for function, code in swaps:
+            finder.stock.append(Swap(function, function.__code__))
+            function.__code__ = code
+    except BaseException:  # all of them or none
+        finder.undo_swaps()
+        raise
+    finder.earlier = finder.loaders.keys() & sys.modules.keys()
     sys.meta_path[:] = [
         finder,
         *(other for other in sys.meta_path if not isinstance(other, PatchedFinder)),

@@ -42,7 +42,7 @@ def register() -> None:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of LibCST's parser is no Exception
-        _warn(f"off, vLLM runs unpatched: {type(error).__name__}: {error}")
+        _warn(f"off, vLLM runs unpatched: {_described(error)}")
 
 
 def in_use() -> Sequence[str]:
@@ -95,7 +95,8 @@ def _register(asked: str) -> None:
         _warn(f"off on vLLM {vllm.__version__}: {'; '.join(reasons)}")
     if made.files:
         news = f"on with vLLM {vllm.__version__}: {', '.join(made.ids('applies'))}"
-        finder = importer.PatchedFinder(folder, made.files, _Announce(news))
+        announce = _Announce(news)
+        finder = importer.PatchedFinder(folder, made.files, announce, announce.bypassed)
         importer.install(finder, swaps)
     _in_use[:] = made.ids("applies") if made.files else []
 
@@ -195,11 +196,30 @@ class _Announce:
                 news, self.news = self.news, ""
                 logger.info("vllm-lean-vocab: %s (%s=0 turns it off)", news, VARIABLE)
 
+    def bypassed(self, message: str, withdrawn: bool) -> None:
+        """Say that another finder took a module that was to be patched."""
+        if withdrawn:
+            self.news = ""
+            _in_use.clear()
+            _warn(f"off, vLLM runs unpatched: {message}")
+        else:
+            _warn(f"vLLM runs partly patched: {message} ({VARIABLE}=0 turns it off)")
+
+
+def _described(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # it can't even say what it is
+        return type(error).__name__
+
 
 def _warn(message: str) -> None:
-    """Warn, once for a vLLM and the processes that it starts."""
-    digest = hashlib.sha256(message.encode()).hexdigest()[:16]
-    said = os.environ.get("LEAN_VOCAB_WARNED", "")
-    if digest not in said:
-        os.environ["LEAN_VOCAB_WARNED"] = f"{said} {digest}".strip()
-        logger.warning("vllm-lean-vocab: %s", message)
+    """Warn, once for a vLLM and the processes that it starts; never raises."""
+    with contextlib.suppress(Exception):
+        # Paths may hold bytes that aren't UTF-8.
+        encoded = message.encode("utf-8", "backslashreplace")
+        digest = hashlib.sha256(encoded).hexdigest()[:16]
+        said = os.environ.get("LEAN_VOCAB_WARNED", "")
+        if digest not in said:
+            os.environ["LEAN_VOCAB_WARNED"] = f"{said} {digest}".strip()
+            logger.warning("vllm-lean-vocab: %s", encoded.decode())

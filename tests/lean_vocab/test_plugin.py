@@ -20,75 +20,27 @@ from vllm_lean_vocab.edits import In, Insert
 from vllm_lean_vocab.series import SERIES
 
 from .installed import is_patched, served_modules
-from .processes import Outcome, Processes
-
-MODELS = "vllm.model_executor.models"
-MTP = f"{MODELS}.qwen3_5_mtp"
-DEFERRED_VOCAB = f"{MODELS}.deferred_vocab"
-PROPOSER = "vllm.v1.spec_decode.llm_base_proposer"
-V2_LOADER = "vllm.v1.worker.gpu.spec_decode.eagle.utils"
-WORKER = "vllm.v1.worker.worker_base"
-
-BASE = {DEFERRED_VOCAB, PROPOSER, V2_LOADER, WORKER}
-EVERYTHING = served_modules()
-# Of the pull request that builds on none.
-ON_ITS_OWN = served_modules("qwen3_5_embed_quant")
-ON = "vllm-lean-vocab: on with vLLM"
-IDS = ", ".join(pull_request.id for pull_request in SERIES)
+from .processes import Processes
+from .starts import (
+    BASE,
+    DEFERRED_VOCAB,
+    EVERYTHING,
+    IDS,
+    MTP,
+    ON,
+    ON_ITS_OWN,
+    V2_LOADER,
+    check_stock,
+    load,
+    only_warning,
+    served,
+    warnings,
+)
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return tmp_path / "cache_root"
-
-
-# ----------------------------------------------------- what runs in other processes
-
-
-def load(sets_up_logging: bool = True) -> dict[str, Any]:
-    """Load vLLM's plugins, and say which of its modules would be patched.
-
-    Args:
-        sets_up_logging: vLLM's workers do before they load plugins, its main process
-            doesn't.
-
-    """
-    from vllm.plugins import load_general_plugins
-
-    importlib.import_module(MODELS)
-    if sets_up_logging:
-        from vllm.config.logging import LoggingConfig
-        from vllm.logger import configure_logging
-
-        configure_logging(LoggingConfig())
-    load_general_plugins()
-    print("plugins loaded", flush=True)
-    for name in (DEFERRED_VOCAB, f"{MODELS}.quantized_vocab"):
-        if is_patched(name):
-            importlib.import_module(name)
-    return {
-        "served": sorted(name for name in EVERYTHING if is_patched(name)),
-        "libcst": "libcst" in sys.modules,
-    }
-
-
-def served(outcome: Outcome) -> set[str]:
-    return set(outcome.value["served"])
-
-
-def warnings(outcome: Outcome) -> list[str]:
-    return [line for line in outcome.lines("vllm-lean-vocab: ") if ON not in line]
-
-
-def only_warning(outcome: Outcome) -> str:
-    [warning] = warnings(outcome)
-    assert "WARNING" in warning
-    return warning
-
-
-def check_stock(outcome: Outcome) -> None:
-    assert served(outcome) == set()
-    assert not outcome.lines(ON)
 
 
 # ----------------------------------------------------------------------- the switch
@@ -188,41 +140,6 @@ def test_the_variable_need_not_be_set(processes: Processes, root: Path) -> None:
 
 
 # --------------------------------------------------------------------- cannot apply
-
-
-def test_cache_that_cannot_be_written(processes: Processes, root: Path) -> None:
-    root.write_text("a file")
-    outcome = processes.run(load, VLLM_CACHE_ROOT=str(root))
-    check_stock(outcome)
-    assert "vLLM runs unpatched" in only_warning(outcome)
-    assert str(root) in only_warning(outcome)
-
-
-def test_cache_that_others_may_write_to(processes: Processes, root: Path) -> None:
-    (root / "lean_vocab").mkdir(parents=True)
-    (root / "lean_vocab").chmod(0o777)
-    outcome = processes.run(load, VLLM_CACHE_ROOT=str(root))
-    assert served(outcome) == EVERYTHING and not warnings(outcome)
-    assert (root / "lean_vocab").stat().st_mode & 0o777 == 0o700
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_cache_of_another_user(processes: Processes, root: Path) -> None:
-    (root / "lean_vocab").mkdir(parents=True)
-    os.chown(root / "lean_vocab", 12_345, -1)
-    outcome = processes.run(load, VLLM_CACHE_ROOT=str(root))
-    check_stock(outcome)
-    assert "belongs to another user (uid 12345)" in only_warning(outcome)
-
-
-def test_damaged_cache_is_repaired(processes: Processes, root: Path) -> None:
-    processes.run(load, VLLM_CACHE_ROOT=str(root))
-    [model] = root.rglob("qwen3_5_mtp.py")
-    text = model.read_text()
-    model.write_text("raise SystemExit('evil')\n")
-    outcome = processes.run(load, VLLM_CACHE_ROOT=str(root))
-    assert served(outcome) == EVERYTHING and not warnings(outcome)
-    assert model.read_text() == text
 
 
 def load_late(name: str) -> dict[str, Any]:
