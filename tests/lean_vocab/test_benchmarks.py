@@ -282,7 +282,7 @@ def test_start_cost_report(tmp_path: Path, with_server: bool) -> None:
     assert "cold              900.0 ms (900.0 to 900.0), at most 2,000 ms" in lines
     assert ("stock alone varies by 2.00 s" in lines) == with_server
     text = readme.about_start_cost(report)
-    assert "adds 6 ms (4 to 9)" in text.replace("\n", " ")
+    assert "adds 6.5 ms (4.0 to 9.0)" in text.replace("\n", " ")
     assert ("`vllm serve` is ready" in text.replace("\n", " ")) == with_server
     plot = tmp_path / "plot.png"
     draw_start_cost(report, plot)
