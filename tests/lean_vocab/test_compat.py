@@ -120,8 +120,9 @@ def test_versions_are_for_messages_alone() -> None:
             ]
             if id(node) not in printed and any("version" in str(n) for n in names):
                 found.add(file.name)
-    # What `status` and `estimate` show.
-    assert found == {"cli.py", "build_draft.py"}
+    # What `status`, `estimate` and `doctor` show.
+    shown = {"build_draft.py", "cli.py", "doctor.py", "report_process.py"}
+    assert found == shown | {"versions.py"}
 
 
 @pytest.mark.parametrize(
