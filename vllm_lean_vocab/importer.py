@@ -6,6 +6,7 @@ but the bodies of functions, the functions that are there can be given the new c
 """
 
 import ast
+import contextlib
 import importlib.util
 import inspect
 import os
@@ -88,7 +89,8 @@ class PatchedFinder(MetaPathFinder):
         if loader is None:
             return None
         if self in sys.meta_path:
-            self._stay_whole()
+            with contextlib.suppress(Exception):  # vLLM is in the middle of an import
+                self._stay_whole()
         # A module that is new to vLLM may still be needed by a function that runs.
         if self.withdrawn and PathFinder.find_spec(fullname, path) is not None:
             return None
