@@ -54,6 +54,9 @@ def test_as_on_stock(loaded: tuple[Reports, Reports], draft: str, kind: str) -> 
     if (draft, kind) == FAILING_ON_STOCK:
         assert "kv_b_proj" in stock["error"] and patched == stock
         return
+    if kind in PACKAGES and "error" in stock:  # e.g. it wants a GPU
+        assert patched == stock
+        return
     assert "error" not in stock and "error" not in patched, (stock, patched)
     assert patched["target's"] == stock["target's"]
     assert set(stock["target's"].values()) == {"embed_tokens", "lm_head"}
