@@ -21,6 +21,25 @@ from vllm_lean_vocab.estimate import CantEstimate
 Tick = Callable[[str, int], None]
 
 
+def parse(
+    parser: argparse.ArgumentParser, arguments: Sequence[str] | None, json_help: str
+) -> argparse.Namespace:
+    """Add the options that all have to a command line's, and parse it.
+
+    Args:
+        parser: Has the other options.
+        arguments: Those after the command's name; None for this process's.
+        json_help: What ``--json`` does.
+    """
+    parser.add_argument("--repeats", type=int, default=2, metavar="N")
+    parser.add_argument("--json", type=Path, metavar="FILE", help=json_help)
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw a PNG")
+    options = parser.parse_args(arguments)
+    if options.repeats < 1:
+        parser.error("--repeats has to be 1 or more")
+    return options
+
+
 def measure_cases(
     names: Sequence[str],
     engines: int,

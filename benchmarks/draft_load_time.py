@@ -39,7 +39,7 @@ from rich import box
 from rich.table import Table
 from safetensors import safe_open
 
-from benchmarks.cases import Tick, run_cases
+from benchmarks.cases import Tick, parse, run_cases
 from benchmarks.checkpoints import CountingModel, write_qwen3_5
 from benchmarks.comparison import COUNTERS, log_failures, output_failures
 from benchmarks.engine import EngineFailed, EngineRun, run_engine
@@ -412,7 +412,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         metavar="NAME",
         help=f"some of: {', '.join(CASES)} (default: all)",
     )
-    parser.add_argument("--repeats", type=int, default=2, metavar="N")
     parser.add_argument(
         "--directory",
         type=Path,
@@ -420,11 +419,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="where the checkpoint is written, on the disk that is to be measured "
         "(default: where temporary files are)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw a PNG")
-    options = parser.parse_args(arguments)
-    if options.repeats < 1:
-        parser.error("--repeats has to be 1 or more")
+    options = parse(parser, arguments, "write the figures")
     exit_with(lambda: run(options))
 
 

@@ -31,7 +31,7 @@ from rich import box
 from rich.table import Table
 
 from benchmarks import cuda
-from benchmarks.cases import Tick, run_cases
+from benchmarks.cases import Tick, parse, run_cases
 from benchmarks.checkpoints import (
     CountingModel,
     write_deepseek_v3,
@@ -529,17 +529,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help=f"some of: {', '.join(CASES)} (default: {', '.join(DEFAULT_CASES)})",
     )
     chosen.add_argument("--all", action="store_true", help="all cases")
-    parser.add_argument("--repeats", type=int, default=2, metavar="N")
-    parser.add_argument(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="write the figures; cases that it has already stay, if measured alike",
-    )
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw a PNG")
-    options = parser.parse_args(arguments)
-    if options.repeats < 1:
-        parser.error("--repeats has to be 1 or more")
+    json_help = "write the figures; cases that it has already stay, if measured alike"
+    options = parse(parser, arguments, json_help)
     exit_with(lambda: run(options))
 
 

@@ -13,10 +13,10 @@ taken for it, and a GPU is left alone.
 
 import json
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from vllm_lean_vocab.child import respond
 
 if TYPE_CHECKING:
     from torch import nn
@@ -113,7 +113,7 @@ def describe(config: Any) -> dict[str, Any]:
     return {
         "vllm": vllm.__version__,
         "draft": type(draft).__name__,
-        "runner": "v2" if getattr(config, "use_v2_model_runner", False) else "legacy",
+        "runner": "v2" if _is_v2(config) else "legacy",
         "pull_requests": list(plugin.in_use()),
         "target_shape": shape,
         "checkpoint": names is not None,
@@ -209,8 +209,11 @@ def _loader(config: Any) -> Callable[["nn.Module", Any], Any]:
             f"with the method {speculative.method!r} no draft is given the target's "
             "tables"
         )
-    is_v2 = getattr(config, "use_v2_model_runner", False)
-    return _load_v2 if is_v2 else _load_legacy
+    return _load_v2 if _is_v2(config) else _load_legacy
+
+
+def _is_v2(config: Any) -> bool:
+    return bool(getattr(config, "use_v2_model_runner", False))
 
 
 def _load_legacy(target: "nn.Module", config: Any) -> None:
@@ -350,6 +353,12 @@ def _draft_tensors(speculative_config: Any) -> list[str] | None:
     ]
 
 
+def _why(error: Exception) -> str:
+    if isinstance(error, CantBuild):
+        return str(error)
+    return f"vLLM refuses: {_sentence(error)}"
+
+
 def _sentence(error: BaseException) -> str:
     """Return the first sentence of what an error says."""
     text = str(error)
@@ -367,14 +376,7 @@ def main() -> None:
     from vllm.plugins import load_general_plugins
 
     load_general_plugins()
-    try:
-        answer = build(request)
-    except CantBuild as error:
-        answer = {"error": str(error)}
-    except Exception as error:
-        traceback.print_exc()
-        answer = {"error": f"vLLM refuses: {_sentence(error)}"}
-    Path(sys.argv[1]).write_text(json.dumps(answer), encoding="utf-8")
+    respond(lambda: build(request), _why)
 
 
 if __name__ == "__main__":

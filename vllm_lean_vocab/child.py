@@ -2,18 +2,37 @@
 """Asks a process of its own, which imports vLLM and loads its plugins, for something.
 
 The process is `python -m MODULE ANSWER`: it reads a question as JSON from standard
-input, and writes a JSON object to the file `ANSWER`.
+input, and writes a JSON object to the file `ANSWER`, as `respond` does.
 """
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 TIMEOUT = 600.0
+
+
+def respond(
+    answer: Callable[[], dict[str, Any]], explain: Callable[[Exception], str]
+) -> None:
+    """Be such a process: write what is answered, or `{"error": SENTENCE}`.
+
+    Args:
+        answer: Returns the answer.
+        explain: Makes a sentence of what `answer` raised.
+
+    """
+    try:
+        found = answer()
+    except Exception as error:
+        traceback.print_exc()  # for the log
+        found = {"error": explain(error)}
+    Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
 
 
 class NoAnswer(Exception):

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from vllm_lean_vocab.build_draft import Request
 from vllm_lean_vocab.child import Child, NoAnswer
+from vllm_lean_vocab.plugin import VARIABLE
 
-VARIABLE = "VLLM_LEAN_VOCAB"
 MTP: Mapping[str, Any] = {"method": "mtp", "num_speculative_tokens": 1}
 MIB = 2**20
 

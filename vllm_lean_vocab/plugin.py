@@ -82,7 +82,7 @@ def _register(asked: str) -> None:
         made, folder = cache.cached_plan(
             Path(envs.VLLM_CACHE_ROOT) / "lean_vocab",
             key,
-            partial(plan.make_plan, _decoded(sources), selected),
+            partial(_make_plan, sources, selected),
         )
         swaps, too_early = _catch_up(made, folder, sources)
         if not too_early:
@@ -172,11 +172,14 @@ def _read(path: Path) -> bytes | None:
         return None
 
 
-def _decoded(sources: dict[str, bytes | None]) -> dict[str, str | None]:
-    return {
+def _make_plan(
+    sources: Mapping[str, bytes | None], selected: Sequence[PullRequest]
+) -> plan.Plan:
+    texts = {
         path: None if content is None else content.decode("utf-8")
         for path, content in sources.items()
     }
+    return plan.make_plan(texts, selected)
 
 
 class _Announce:

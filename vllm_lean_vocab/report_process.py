@@ -6,15 +6,12 @@
 """
 
 import contextlib
-import json
 import logging
-import sys
-import traceback
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from vllm_lean_vocab import plugin
+from vllm_lean_vocab.child import respond
 from vllm_lean_vocab.importer import module_name
 from vllm_lean_vocab.plan import source_paths
 from vllm_lean_vocab.series import SERIES
@@ -121,12 +118,7 @@ def _derives(model: Any, module: str) -> bool:
 
 def main() -> None:
     """Answer."""
-    try:
-        answer = report()
-    except Exception as error:
-        traceback.print_exc()
-        answer = {"error": f"{type(error).__name__}: {error}"}
-    Path(sys.argv[1]).write_text(json.dumps(answer), encoding="utf-8")
+    respond(report, lambda error: f"{type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

@@ -685,7 +685,7 @@ ERRORS: dict[str, BaseException] = {
     )
 }
 PLACES = {
-    plugin: "_declare_variable _register _choose _catch_up _own_files _read _decoded "
+    plugin: "_declare_variable _register _choose _catch_up _own_files _read _make_plan "
     "_Announce",
     plan: "with_bases source_paths make_plan",
     cache: "key_of cached_plan _make_private _alone _write _write_file _manifest_of "
