@@ -242,8 +242,12 @@ def _zeros(*shape: int) -> torch.Tensor:
 
 def _is_quantized(name: str) -> bool:
     """Say whether a target's tensor is the weight of a quantized linear layer."""
-    parts = name.split(".")
-    return name.endswith("_proj.weight") and "visual" not in parts
+    *parts, layer, parameter = name.split(".")
+    return (
+        parameter == "weight"
+        and (layer.endswith("_proj") or layer in {"in_proj_qkv", "in_proj_z"})
+        and "visual" not in parts
+    )
 
 
 def _quantized(tensors: NamedTensors) -> NamedTensors:
