@@ -72,17 +72,20 @@ class Child:
                 env={**inherited, "HF_HUB_OFFLINE": "1", **(environment or {})},
             )
 
-    def answer(self) -> dict[str, Any]:
+    def answer(self, timeout: float = TIMEOUT) -> dict[str, Any]:
         """Return what it answers.
+
+        Args:
+            timeout: How long it may take, in seconds.
 
         Raises:
             NoAnswer: It doesn't.
 
         """
         try:
-            self.process.wait(TIMEOUT)
+            self.process.wait(timeout)
         except subprocess.TimeoutExpired:
-            raise NoAnswer(f"no answer within {TIMEOUT:.0f} s") from None
+            raise NoAnswer(f"no answer within {timeout:.0f} s") from None
         if not self.file.exists():
             end = self.log.read_text(encoding="utf-8", errors="replace")[-3000:]
             raise NoAnswer(f"it ended:\n{end}")

@@ -89,6 +89,13 @@ def _parser() -> argparse.ArgumentParser:
         "there is something to do.",
     )
     doctor.add_argument("--json", action="store_true", help="for scripts")
+    doctor.add_argument(
+        "--ray",
+        nargs="?",
+        const="auto",
+        metavar="ADDRESS",
+        help="also ask every node of a Ray cluster (default: this machine's)",
+    )
     doctor.set_defaults(run=_doctor)
 
     show = commands.add_parser(
@@ -204,7 +211,7 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    found = diagnose(_vllm_root(None))
+    found = diagnose(_vllm_root(None), options.ray)
     print(json.dumps(found.to_json(), indent=2) if options.json else found)
     return SOMETHING_OFF if found.remedies else OK
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vllm_lean_vocab import cache, plan, versions
-from vllm_lean_vocab.child import Child, NoAnswer
+from vllm_lean_vocab import cache, plan, ray_nodes, versions
+from vllm_lean_vocab.child import TIMEOUT, Child, NoAnswer
 from vllm_lean_vocab.edits import PullRequest
 from vllm_lean_vocab.importer import module_name
 from vllm_lean_vocab.plugin import VARIABLE
@@ -55,6 +55,7 @@ class Diagnosis(NamedTuple):
         plugins: vLLM's general plugins that are installed, with what brought them.
         cache: Path and state of the cache folder; None if no process told.
         warnings: What the process warned of.
+        ray_nodes: What `ray_nodes.report` says of each node, if it was asked for.
         remedies: What to do; empty if all is well.
 
     """
@@ -66,6 +67,7 @@ class Diagnosis(NamedTuple):
     plugins: Mapping[str, str]
     cache: Mapping[str, Any] | None
     warnings: Sequence[str]
+    ray_nodes: Sequence[Mapping[str, Any]] | None
     remedies: Sequence[str]
 
     def to_json(self) -> dict[str, Any]:
@@ -89,6 +91,9 @@ class Diagnosis(NamedTuple):
             lines += _section("Cache", [_cache_line(self.cache)])
         if self.warnings:
             lines += _section("A vLLM process warns", self.warnings)
+        if self.ray_nodes is not None:
+            nodes = [f"{_place(node)}: {_node(node)}" for node in self.ray_nodes]
+            lines += _section("Ray's nodes", nodes or ["unknown"])
         lines += _section("What to do", self.remedies or ["Nothing to do."])
         return "\n".join(lines)
 
@@ -108,11 +113,24 @@ def _cache_line(found: Mapping[str, Any]) -> str:
     )
 
 
-def diagnose(root: Path) -> Diagnosis:
+def _place(node: Mapping[str, Any]) -> str:
+    return f"{node['address']} (node {node['id'][:8]})"
+
+
+def _node(node: Mapping[str, Any]) -> str:
+    if node["error"]:
+        return str(node["error"])
+    if node["version"] is None:
+        return f"{PACKAGE} is not installed"
+    return f"{PACKAGE} {node['version']}"
+
+
+def diagnose(root: Path, ray: str | None = None) -> Diagnosis:
     """Examine this environment.
 
     Args:
         root: Folder that holds the folder `vllm`.
+        ray: Address of a Ray cluster whose nodes are asked too.
 
     """
     made = plan.make_plan(plan.read_sources(root, SERIES), SERIES)
@@ -120,6 +138,7 @@ def diagnose(root: Path) -> Diagnosis:
     entries = importlib.metadata.entry_points(group=GROUP)
     plugins = {e.name: _brought_by(e) for e in entries}
     found = _ask()
+    cluster = {} if ray is None else _ask_ray(ray)
     folder = state = None
     if "cache_root" in found:
         folder = Path(found["cache_root"]) / NAME
@@ -134,6 +153,7 @@ def diagnose(root: Path) -> Diagnosis:
         *_about_plugin(variables, plugins),
         *_about_cache(state),
         *_about_pull_requests(uses, found.get("replaced", {})),
+        *_about_ray(cluster),
     ]
     if warnings and not remedies:
         remedies.append("Read the warnings above: each names what helps.")
@@ -146,16 +166,26 @@ def diagnose(root: Path) -> Diagnosis:
         plugins,
         {"path": _shown(str(folder)), **_shown_state(state)} if state else None,
         [_shown(warning) for warning in warnings],
+        None if ray is None else cluster.get("nodes", []),
         [_shown(remedy) for remedy in remedies],
     )
 
 
 def _ask() -> dict[str, Any]:
-    """Return what a process reports, or an `error`."""
+    """Return what a vLLM process reports, or an `error`."""
+    return _answer("vllm_lean_vocab.report_process", None, TIMEOUT)
+
+
+def _ask_ray(address: str) -> dict[str, Any]:
+    """Return what the nodes of a Ray cluster report, or an `error`."""
+    return _answer("vllm_lean_vocab.ray_nodes", address, 2 * ray_nodes.TIMEOUT)
+
+
+def _answer(module: str, question: Any, timeout: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
-        child = Child("vllm_lean_vocab.report_process", None, Path(name, "process"))
+        child = Child(module, question, Path(name, "process"))
         try:
-            return child.answer()
+            return child.answer(timeout)
         except NoAnswer as error:
             return {"error": str(error)}
         finally:
@@ -264,6 +294,28 @@ def _about_pull_requests(
         for architecture, model in replaced.items()
         if not model["derives"] and any(use.in_use for use in uses)
     ]
+    return remedies
+
+
+def _about_ray(cluster: Mapping[str, Any]) -> list[str]:
+    """Say which nodes need the package, or why they can't be asked."""
+    if "error" in cluster:
+        return [f"Ray's nodes can't be asked: {cluster['error']}"]
+    here = versions.of(PACKAGE)
+    remedies = []
+    for node in cluster.get("nodes", ()):
+        if node["error"]:
+            remedies.append(f"{_place(node)} can't be asked: {node['error']}")
+        elif node["version"] is None:
+            remedies.append(
+                f"vLLM's workers on {_place(node)} are stock: install {PACKAGE} there, "
+                "for the Python that runs Ray."
+            )
+        elif node["version"] != here:
+            remedies.append(
+                f"{_place(node)} has {PACKAGE} {node['version']}, and this is {here}: "
+                "install the same on every node."
+            )
     return remedies
 
 
